@@ -1,0 +1,62 @@
+"""The table of names: each is a file of arithmetic and the numbers that make it that paper's algorithm."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from kumite.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Row:
+    home: str
+    """module:Class of the arithmetic."""
+    paper: str
+    numbers: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """What the name means: config values that differ from the class's defaults."""
+    title: str = ""
+    """The class's public name in Python: kumite.<title>."""
+
+
+ROWS: dict[str, Row] = {
+    "ppo": Row("kumite.algos.ppo:PPO", "Schulman et al. 2017, Proximal policy optimization algorithms", title="PPO"),
+    "a2c": Row(
+        "kumite.algos.ppo:PPO",
+        "Mnih et al. 2016, Asynchronous methods for deep reinforcement learning",
+        {
+            "epochs": 1,
+            "minibatches": 1,
+            "clip": float("inf"),
+            "lam": 1.0,
+            "norm_adv": "none",
+            "horizon": 5,
+            "lr": 7e-4,
+        },
+        title="A2C",
+    ),
+    "sac": Row(
+        "kumite.algos.sac:SAC", "Haarnoja et al. 2018, Soft actor-critic algorithms and applications", title="SAC"
+    ),
+}
+
+
+def row(name: str) -> Row:
+    key = name.lower()
+    if key not in ROWS:
+        raise UserError(f"unknown algorithm '{name}'{nearest(key, list(ROWS))} (known: {', '.join(ROWS)})")
+    return ROWS[key]
+
+
+def algorithm(name: str) -> Any:
+    """The class behind a name."""
+    module, _, attribute = row(name).home.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def register(name: str, home: str, paper: str = "", title: str = "", **numbers: Any) -> None:
+    """Add an algorithm from outside: `register("mine", "package.module:Mine")`."""
+    ROWS[name.lower()] = Row(home, paper, MappingProxyType(numbers), title or name.upper())

@@ -1,0 +1,22 @@
+"""The two ways a run can go wrong. Both carry one sentence for a person: what, where, what to do."""
+
+
+class UserError(Exception):
+    """The user's mistake, found before anything was written: the command exits with 2."""
+
+
+class RunError(Exception):
+    """A failure while running: the command exits with 1 and names the last good checkpoint."""
+
+
+def missing_extra(module: str, extra: str) -> UserError:
+    """The sentence for an optional package that is not installed."""
+    return UserError(f"the package '{module}' is not installed; install it with: pip install 'kumite[{extra}]'")
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """'; did you mean 'x'?' for a misspelt name, or nothing."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,33 @@
+"""The numbers that shape a net."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Net:
+    """One net: sensors -> (memory) -> hidden layers -> head."""
+
+    keys: tuple[str, ...] = ()
+    """Observation entries this net reads (an asymmetric critic names privileged ones); empty = all."""
+    encoder: str = "auto"
+    """auto | mlp | d2rl | nature | impala | conv1d, or module:Class; auto sees images with Nature's convolutions."""
+    width: int = 256
+    """Units per hidden layer."""
+    depth: int = 2
+    """Hidden layers."""
+    layers: tuple[int, ...] = ()
+    """Sizes of the hidden layers one by one; replaces width and depth."""
+    activation: str = "relu"
+    """relu | tanh | elu | gelu | silu | mish | selu | leaky_relu | softplus | sigmoid."""
+    norm: str = "none"
+    """none | layer | rms: normalisation after each hidden linear layer."""
+    memory: str = "none"
+    """none | lstm | gru | rnn."""
+    memory_width: int = 256
+    """Units of the recurrent state."""
+    memory_layers: int = 1
+    """Recurrent layers on top of each other."""
+    memory_place: str = "before"
+    """The memory sits before or after the hidden layers."""
