@@ -8,11 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:  # worker processes import this file and need no torch
+    from torch import Tensor
 
-from kumite.types import ActionSpec, Spec, Step
+    from kumite.types import ActionSpec, Spec, Step
 
 
 @dataclass(frozen=True)
@@ -20,19 +21,19 @@ class EnvConfig:
     """How the environment is built: `--env.*`."""
 
     mode: str = "sync"
-    """Copies in this process (sync), one worker process per copy (workers), or the simulator's own vector code (native)."""
+    """sync (copies in this process), workers (a process per copy), or native (the simulator's own vector code)."""
     action_repeat: int = 1
     """Apply each action this many times and sum the rewards; the x axis counts the inner steps."""
     max_steps: int = 0
     """Truncate an episode after this many simulator steps; 0 = the environment's own limit."""
-    frame_stack: int = 1
-    """Show the newest frames joined; each is stored once."""
+    frame_stack: int = 0
+    """Show the newest frames joined; each is stored once. 0 = 4 for Atari, 1 elsewhere."""
     reward_scale: float = 1.0
     """The learner's reward = scale x reward + shift, then the transform. Logged returns stay the environment's own."""
     reward_shift: float = 0.0
     """Added to the learner's reward."""
-    reward_transform: str = "none"
-    """none | sign | clip (to -1..1) | log (log(1 + r))."""
+    reward_transform: str = "auto"
+    """auto (sign for Atari, none elsewhere) | none | sign | clip (to -1..1) | log (sign(r) log(1 + |r|))."""
     flatten: bool = False
     """Join all vector entries of a nested observation into one."""
     hide: tuple[int, ...] = ()
@@ -54,7 +55,7 @@ class EnvConfig:
 
 
 class VecEnv(ABC):
-    """A batch of environment copies. Actions and Steps are torch tensors on the CPU unless the simulator has a device."""
+    """A batch of environment copies. Tensors live on the CPU unless the simulator has a device."""
 
     slots: int
     obs_space: dict[str, Spec]
@@ -67,6 +68,8 @@ class VecEnv(ABC):
     """The time limit in simulator steps; 0 = unknown."""
     native: Any = None
     """The simulator's own (single) spaces as envs.spaces.Native: what `predict` speaks."""
+    restarts: int = 0
+    """Broken copies that were replaced so far."""
 
     @abstractmethod
     def reset(self, seed: int = 0) -> Step:
