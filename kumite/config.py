@@ -8,6 +8,7 @@ flags. The result is one frozen dataclass: the algorithm's Config and Run in one
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import fnmatch
 import functools
 import importlib
@@ -18,7 +19,7 @@ import os
 import reprlib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,7 +28,7 @@ import yaml
 
 from kumite.algos import algorithm, row
 from kumite.envs.base import EnvConfig
-from kumite.errors import UserError, nearest
+from kumite.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,14 @@ def layers(algo: str, env_name: str = "") -> list[Layer]:
     return own + [Layer(b.source, b.values) for b in presets(algo) if env_name and b.matches(env_name)]
 
 
+def origins(algo: str, env_name: str = "") -> dict[str, str]:
+    """Dotted name -> the source of its value, for what is not the class's own default."""
+    table = keys(run_type(algo))
+    return {
+        key: layer.source for layer in layers(algo, env_name) for key in _spread(flatten(layer.values, table), table)
+    }
+
+
 def merge(config: Any, values: Mapping[str, Any]) -> Any:
     """A copy of the config with these values; strict about names and types."""
     kind: type = type(config)
@@ -212,7 +221,8 @@ def flatten(values: Mapping[str, Any], table: Mapping[str, Any], prefix: str = "
         name = prefix + str(key).replace("-", "_")
         name = ALIASES.get(name, name)
         if name not in table:
-            raise UserError(f"unknown key '{name}'{suggestion(name, list(table))}")
+            near = closest(name, table)
+            raise UserError(f"unknown key '{name}'" + (f"; did you mean '{near}'?" if near else ""))
         if is_dataclass(table[name]) and isinstance(value, Mapping):
             flat |= flatten(value, table, f"{name}.")
         else:
@@ -271,17 +281,15 @@ SYNONYMS = {
 """What neighbouring libraries call things; only for hints."""
 
 
-def suggestion(name: str, known: list[str]) -> str:
-    """'; did you mean 'x'?', by meaning, by full name, or by the last part of a dotted name."""
-    if SYNONYMS.get(name) in known:
-        return f"; did you mean '{SYNONYMS[name]}'?"
-    if hint := nearest(name, known):
-        return hint
-    last = {key.rpartition(".")[2]: key for key in reversed(known)}
-    hint = nearest(name.rpartition(".")[2], list(last))
-    for tail, key in last.items():
-        hint = hint.replace(f"'{tail}'", f"'{key}'")
-    return hint
+def closest(name: str, known: Iterable[str]) -> str:
+    """The key that was probably meant, or nothing: by meaning, by full name, or by the last part of a dotted name."""
+    names = list(known)
+    if SYNONYMS.get(name) in names:
+        return SYNONYMS[name]
+    last = {key.rpartition(".")[2]: key for key in reversed(names)}
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    near += [last[tail] for tail in difflib.get_close_matches(name.rpartition(".")[2], list(last), n=1, cutoff=0.6)]
+    return near[0] if near else ""
 
 
 # --- values --------------------------------------------------------------------------------------------------------
@@ -295,21 +303,29 @@ SHORT.maxlevel, SHORT.maxdict, SHORT.maxlist, SHORT.maxtuple, SHORT.maxstring, S
 def coerce(value: Any, kind: Any, key: str) -> Any:
     """The value as this type; a value that cannot be read is refused in a sentence that names the key."""
     try:
-        return _read(value, kind, key)
+        return read(value, kind)
+    except ValueError as e:
+        raise UserError(f"{key}: {e}") from None
+
+
+def read(value: Any, kind: Any) -> Any:
+    """The value as this type, or a ValueError that says what was expected."""
+    try:
+        return _read(value, kind)
     except (ValueError, TypeError, OverflowError):
-        raise UserError(f"{key}: expected {describe(kind)}, got {SHORT.repr(value)}") from None
+        raise ValueError(f"expected {describe(kind)}, got {SHORT.repr(value)}") from None
 
 
-def _read(value: Any, kind: Any, key: str = "") -> Any:
+def _read(value: Any, kind: Any) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return _read(value, args[0], key)
+        return _read(value, args[0])
     if origin in (typing.Union, types.UnionType):
-        return _read_union(value, args, key)
+        return _read_union(value, args)
     if origin is Literal:
         return _read_choice(value, args)
     if origin is tuple or kind is tuple:
-        return _read_tuple(value, args, key)
+        return _read_tuple(value, args)
     if kind in READERS:
         return READERS[kind](value)
     if is_dataclass(kind) and not isinstance(value, typing.cast(type, kind)):
@@ -378,13 +394,13 @@ def _address(value: type) -> str:
 READERS: dict[Any, Any] = {int: read_int, float: read_number, bool: read_bool, str: read_text}
 
 
-def _read_union(value: Any, kinds: tuple[Any, ...], key: str) -> Any:
+def _read_union(value: Any, kinds: tuple[Any, ...]) -> Any:
     if type(None) in kinds and (value is None or str(value).strip().lower() in ("none", "null")):
         return None
     for kind in kinds:
         if kind is not type(None):
             try:
-                return _read(value, kind, key)
+                return _read(value, kind)
             except (ValueError, TypeError):
                 continue
     raise ValueError
@@ -399,7 +415,7 @@ def _read_choice(value: Any, choices: tuple[Any, ...]) -> Any:
     raise ValueError
 
 
-def _read_tuple(value: Any, args: tuple[Any, ...], key: str) -> tuple[Any, ...]:
+def _read_tuple(value: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     if isinstance(value, str):
         value = value.strip("[]() ").replace(",", " ").split()
     elif not isinstance(value, (list, tuple)):
@@ -407,10 +423,10 @@ def _read_tuple(value: Any, args: tuple[Any, ...], key: str) -> tuple[Any, ...]:
     if not args:
         return tuple(value)
     if args[-1] is Ellipsis:
-        return tuple(_read(v, args[0], key) for v in value)
+        return tuple(_read(v, args[0]) for v in value)
     if len(value) != len(args):
         raise ValueError
-    return tuple(_read(v, kind, key) for v, kind in zip(value, args, strict=True))
+    return tuple(_read(v, kind) for v, kind in zip(value, args, strict=True))
 
 
 def describe(kind: Any) -> str:
@@ -510,10 +526,13 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
+def to_yaml(config: Any, algo: str, env_id: str) -> str:
+    """The text from which `kumite train --file` repeats the run."""
+    return yaml.safe_dump({"algo": algo, "env_id": env_id, **dump(config)}, sort_keys=False, allow_unicode=True)
+
+
 def save_yaml(path: str | os.PathLike[str], config: Any, algo: str, env_id: str) -> None:
-    """The file from which `kumite train --file` repeats the run."""
-    text = yaml.safe_dump({"algo": algo, "env_id": env_id, **dump(config)}, sort_keys=False, allow_unicode=True)
-    Path(path).write_text(text, encoding="utf-8")
+    Path(path).write_text(to_yaml(config, algo, env_id), encoding="utf-8")
 
 
 class _Loader(yaml.SafeLoader):

@@ -229,6 +229,10 @@ class Sink:
 
     def evaluation(self, env_step: int, time_s: float, row: Mapping[str, float]) -> None: ...
 
+    def due(self, time_s: float) -> bool:
+        """Is it time to show progress?"""
+        return False
+
     def progress(self, env_step: int, time_s: float) -> None: ...
 
     def flush(self) -> None: ...
@@ -403,14 +407,13 @@ class Terminal(Sink):
         self.evaluated = (row["mean"], row["std"])
         self._show(env_step, time_s)
 
+    def due(self, time_s: float) -> bool:
+        return time_s - self.shown >= (self.LIVE if self.tty else self.PLAIN)
+
     def progress(self, env_step: int, time_s: float) -> None:
-        self.step = env_step
-        if time_s - self.shown >= (self.LIVE if self.tty else self.PLAIN) or self.shown == -math.inf:
-            self._show(env_step, time_s)
+        self._show(env_step, time_s)
 
     def _show(self, env_step: int, time_s: float) -> None:
-        if env_step == self.step and self.shown == time_s:
-            return
         self.step, self.shown = env_step, time_s
         self.marks.append((time_s, env_step))
         text = self.text()
@@ -532,14 +535,20 @@ class Logger:
         self.flush()
 
     def progress(self, env_step: int) -> None:
-        now = self.time_s
-        if terminal := self.sinks.get("terminal"):
+        """Called at every step, so it must cost nothing when nobody looks."""
+        if (terminal := self.sinks.get("terminal")) and terminal.due(now := self.time_s):
             self._try("terminal", lambda: terminal.progress(env_step, now))
+
+    def total(self, steps: int) -> None:
+        """The run is now this long."""
+        if isinstance(terminal := self.sinks.get("terminal"), Terminal):
+            terminal.total = steps
 
     def flush(self) -> None:
         self._all(lambda sink: sink.flush())
 
     def close(self) -> None:
+        """Nothing stays open; whatever is logged afterwards opens it again."""
         self.flush()
         self._all(lambda sink: sink.close())
 
