@@ -10,7 +10,7 @@ from torch import Tensor
 Tree = Any  # a Tensor, or a dict of Trees; recursive aliases are beyond the type checkers we use
 
 
-def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:  # noqa: A001
+def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """fn over the leaves; the other trees have at least the same keys."""
     if isinstance(tree, dict):
         return {k: map(fn, v, *(o[k] for o in others)) for k, v in tree.items()}
@@ -41,3 +41,13 @@ def take(tree: Tree, index: Any) -> Tree:
 
 def to(tree: Tree, device: Any) -> Tree:
     return map(lambda x: x.to(device, non_blocking=True), tree)
+
+
+def put(tree: Tree, slot: Tensor | None, part: Tree) -> Tree:
+    """The tree with `part` at these slots; None = everywhere."""
+    return part if slot is None else map(lambda full, new: full.index_copy(0, slot, new), tree, part)
+
+
+def at(tree: Tree, slot: Tensor | None) -> Tree:
+    """These slots of the tree; None = all."""
+    return tree if slot is None else take(tree, slot)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from kumite.batch import Batch
+from kumite.nn.adam import Adam
 from kumite.nn.config import Net
 from kumite.nn.norm import ObsNorm
+from kumite.schedules import SCHEDULES
 from kumite.stream import Stream
 from kumite.tree import Tree
-from kumite.types import Act, ActionSpec, Spec
+from kumite.types import Act, ActionSpec, Out, Spec, Step
 
 
 @dataclass(frozen=True)
@@ -51,3 +56,88 @@ class Config:
     """The memory of both nets: none | lstm | gru | rnn; empty = as each net says."""
     chunk: int = 16
     """With memory: rows per training sequence."""
+
+
+class Algorithm(nn.Module):
+    """Nets and losses. Knows no simulator, no loop and no logger."""
+
+    Config: ClassVar[type[Config]] = Config
+    actions: ClassVar[tuple[str, ...]] = ("continuous", "discrete", "multi-discrete", "hybrid")
+    """Kinds of actions it can do."""
+    memory: ClassVar[bool] = True
+    """Works with --memory."""
+
+    cfg: Config
+    span: int | None = None
+    """Rows per training sequence; None = rows are independent."""
+
+    def __init__(self, obs_space: dict[str, Spec], action: ActionSpec, slots: int, cfg: Config) -> None:
+        super().__init__()
+        self.obs_space, self.action, self.slots, self.cfg = obs_space, action, slots, cfg
+        self.updates = 0
+        self.graph: Callable[..., Out] | None = None
+        self.graph_works = False
+        self.norm = ObsNorm(obs_space if cfg.normalize_obs else {}, cfg.obs_clip)
+
+    def make_stream(self, device: Any = "cpu") -> Stream:
+        """The storage this algorithm learns from."""
+        raise TypeError("an algorithm says how many rows it keeps")
+
+    def initial(self, n: int) -> Tree:
+        """The recurrent state of n slots at an episode's start; {} without memory."""
+        return {}
+
+    def act(self, obs: dict[str, Tensor], core: Tree, explore: bool = True) -> Act:
+        raise TypeError("an algorithm acts")
+
+    def explore(self, obs: dict[str, Tensor], core: Tree, env_step: int) -> Act:
+        """Acting while training; algorithms with a random warm-up have their own."""
+        return self.act(obs, core)
+
+    def observe(self, step: Step, first: Tensor) -> None:
+        """Sees every Step once, when it arrives; `first`: slots whose observation begins an episode."""
+
+    def learn(self, stream: Stream, env_step: int, total: int) -> list[dict[str, Tensor]]:
+        """Whatever is due after `env_step` of `total` steps; the metrics of each gradient step made."""
+        raise TypeError("an algorithm learns")
+
+    def update(self, b: Batch, *args: Any) -> Out:
+        """One gradient step: a pure function of tensors, compiled whole."""
+        raise TypeError("an algorithm updates")
+
+    def step_update(self, b: Batch, *args: Any) -> Out:
+        """`update`, compiled where that was asked for; a compiler that fails costs one warning, not the run."""
+        if self.graph is None:
+            return self.update(b, *args)
+        try:
+            return self.graph(b, *args)
+        except Exception as error:
+            if self.graph_works:
+                raise
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            warnings.warn(f"the update could not be compiled and runs eagerly: {reason}", RuntimeWarning, stacklevel=2)
+            self.graph = None
+            return self.update(b, *args)
+        finally:
+            self.graph_works = True
+
+    def compile_update(self) -> None:
+        """From now on `update` runs as one compiled graph."""
+        if self.graph is None:
+            self.graph, self.graph_works = torch.compile(self.update, fullgraph=True), False
+
+    def planned_updates(self, steps: int) -> int:
+        """About how many gradient steps so many environment steps mean."""
+        return steps
+
+    def schedule(self, env_step: int, total: int, *optimizers: Adam) -> None:
+        """The learning rates of this moment."""
+        if self.cfg.lr_schedule in ("linear", "cosine"):
+            for adam in optimizers:
+                adam.lr.fill_(SCHEDULES[self.cfg.lr_schedule](adam.start_lr, 0.0, env_step / total))
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"updates": self.updates}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.updates = state["updates"]

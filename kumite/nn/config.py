@@ -19,6 +19,8 @@ class Net:
     """Hidden layers."""
     layers: tuple[int, ...] = ()
     """Sizes of the hidden layers one by one; replaces width and depth."""
+    init: str = "uniform"
+    """uniform (torch's own) | orthogonal (gain sqrt 2, zero biases)."""
     activation: str = "relu"
     """relu | tanh | elu | gelu | silu | mish | selu | leaky_relu | softplus | sigmoid."""
     norm: str = "none"

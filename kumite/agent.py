@@ -1,0 +1,409 @@
+"""Agent: the friendly face over config, nets and the loop. One class per algorithm name."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kumite import checkpoint, tree
+from kumite.algos import ROWS, algorithm
+from kumite.algos.base import Algorithm
+from kumite.checkpoint import CheckpointWarning
+from kumite.config import dump, intervals, load_yaml, parse_yaml, resolve, to_yaml
+from kumite.envs import make_env, name_of
+from kumite.envs.base import VecEnv, derive
+from kumite.envs.copies import source
+from kumite.errors import RunError, UserError
+from kumite.evaluate import Evaluation, copies, evaluate
+from kumite.log import Logger
+from kumite.machine import manifest, pays_to_compile, pick_device, pick_threads, threads
+from kumite.nn.cores import forget
+from kumite.runs import Stop, find, open_folder, pick_checkpoint
+from kumite.schedules import Every
+from kumite.train import Interrupted, RunState, log_metrics, online
+from kumite.tree import Tree
+from kumite.types import ActionSpec, Spec
+from kumite.video import has_display, video, window
+
+FOLDER_KEYS = ("dir", "name", "track")
+"""In Python a run writes files only if one of these was given."""
+EVALUATION = 1  # the path of evaluation seeds
+
+Callback = Callable[[RunState], Any]
+
+
+class _Enough(Exception):
+    """A callback or a reached score ends the run."""
+
+
+class Agent:
+    algo_name: ClassVar[str] = ""
+
+    def __init__(
+        self, env: Any, *, algo: str = "", config: Any = None, file: str | Path | None = None, **parameters: Any
+    ) -> None:
+        """`env`: an id, a gymnasium Env, a vector env, or a callable that makes one.
+
+        `parameters` are those of the command line: `lr=1e-3`, `actor={"width": 128}`. They come after the preset of the
+        environment and after `file`; a finished `config` replaces them all.
+        """
+        self.name = (algo or self.algo_name).lower()
+        self.env_id, self.source = name_of(env), env
+        self.writes = config is not None or any(key in parameters for key in FOLDER_KEYS)
+        self.config = config or resolve(self.name, self.env_id, load_yaml(file) if file else None, parameters)
+        self.path: Path | None = None
+        self.env: VecEnv | None = self._make_env()
+        if self.env.slots != self.config.num_envs:  # a vector environment brings its own number
+            self.config = replace(self.config, num_envs=self.env.slots)
+        self.native = self.env.native
+        self._build(self.env.obs_space, self.env.action)
+
+    def _build(self, obs_space: dict[str, Spec], action: ActionSpec) -> None:
+        kind = algorithm(self.name)
+        if action.kind not in kind.actions:
+            able = [row.title for name, row in ROWS.items() if action.kind in algorithm(name).actions]
+            raise UserError(
+                f"{self.name} cannot do the {action.kind} actions of {self.env_id}; {', '.join(able)} can"
+            )
+        self.obs_space, self.action = obs_space, action
+        self.device = pick_device(self.config.device)
+        self.rng = torch.Generator().manual_seed(self.config.seed).get_state()
+        self.rng_inside = False
+        with self._randomness():
+            self.algo: Algorithm = kind(obs_space, action, self.config.num_envs, self.config).to(self.device)
+        self.run: RunState | None = None
+        self.saved: dict[str, Any] = {}  # a checkpoint's state until the run is set up
+        self.last_save = -1
+        self.stop = Stop()
+
+    def _make_env(self) -> VecEnv:
+        c = self.config
+        return make_env(self.source, c.num_envs, c.seed, c.env)
+
+    @contextmanager
+    def _randomness(self) -> Iterator[None]:
+        """Torch draws from this agent's own generator inside; the caller's is left as it was."""
+        if self.rng_inside:
+            yield
+            return
+        outside = torch.get_rng_state()
+        torch.set_rng_state(self.rng)
+        self.rng_inside = True
+        try:
+            yield
+        finally:
+            self.rng_inside = False
+            self.rng = torch.get_rng_state()
+            torch.set_rng_state(outside)
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    @property
+    def env_step(self) -> int:
+        return self.run.env_step if self.run else int(self.saved.get("env_step", 0))
+
+    def learn(self, steps: int | None = None, callback: Callback | None = None) -> Agent:
+        """Train for `steps` more environment steps; None = what is left of the configured ones.
+
+        `callback(run)` is called after every step, and returning False stops. After Ctrl-C or SIGTERM everything is
+        saved, where the run has a folder, before `Interrupted` (a KeyboardInterrupt) is raised.
+        """
+        until = self.config.steps if steps is None else self.env_step + int(steps)
+        self.config = replace(self.config, steps=until)
+        self.stop = stop = Stop()
+        with ExitStack() as stack:
+            stack.enter_context(stop.listening())
+            stack.enter_context(self._randomness())
+            run = self.run or self._start()
+            self._plan(run, until)
+            stack.enter_context(threads(run.threads))
+            hooks = {"eval": self._evaluate_hook, "log": log_metrics, "save": self._save_hook}
+            try:
+                online(run, until, hooks, lambda: self._check(run, callback))
+                if run.timers["eval"].n and run.env_step % run.timers["eval"].n:
+                    self._evaluate_hook(run)
+                self._finish(run)
+            except _Enough:
+                self._finish(run)
+            except Interrupted:
+                self._save_hook(run)
+                raise
+            except RunError as error:
+                raise RunError(f"{error}{self._kept()}") from error
+            finally:
+                run.logger.close()
+        return self
+
+    def _start(self) -> RunState:
+        """The first call: the folder, the storage, the first observations; or what a checkpoint says of them."""
+        self.env = self.env or self._make_env()
+        if self.writes and self.path is None:
+            parent = Path(self.config.dir) / self.env_id.replace("/", "-") / self.name
+            self.path = open_folder(parent, self.config.name, self.config.seed)
+            (self.path / "config.yaml").write_text(self._yaml(), encoding="utf-8")
+            facts = manifest(self.env_id, self.name, self.config.seed)
+            (self.path / "manifest.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        run = RunState(self.algo, self.env, self.config.seed, self._logger(), self.device)
+        widest = max((p.shape[-1] for p in self.algo.parameters() if p.dim() > 1), default=1)
+        run.threads = pick_threads(self.config.threads, widest)
+        run.timers = {name: Every(0) for name in ("eval", "log", "save")}
+        if self.saved:
+            run.restore(self.saved)
+            self.saved = {}
+        self.run = run
+        return run
+
+    def _logger(self) -> Logger:
+        return Logger(self.path, self.config.track, self.config.steps, self.config.quiet, dump(self.config))
+
+    def _plan(self, run: RunState, until: int) -> None:
+        """Timers and compilation for a run of this length."""
+        plan = intervals(self.config)._asdict()
+        for name, timer in run.timers.items():
+            asked = getattr(self.config, name).every > 0
+            timer.n = plan[name] if self.writes or asked else 0
+        if self.config.stop_at is not None:
+            run.timers["eval"].n = plan["eval"]
+        run.logger.total(until)
+        if run.compiled is None:
+            updates = self.algo.planned_updates(until - run.env_step)
+            run.compiled = pays_to_compile(self.config.compile, updates, self.algo.span is not None)
+        if run.compiled:
+            self.algo.compile_update()
+
+    def _check(self, run: RunState, callback: Callback | None) -> None:
+        self._interrupted()
+        if self.config.stop_at is not None and run.last_eval is not None and run.last_eval >= self.config.stop_at:
+            raise _Enough
+        if callback is not None and run.env_step > 0 and callback(run) is False:
+            raise _Enough
+
+    def _finish(self, run: RunState) -> None:
+        if run.meter.sums:
+            log_metrics(run)
+        self._save_hook(run)
+
+    def _evaluate_hook(self, run: RunState) -> None:
+        result = self.evaluate(self.config.eval.episodes, deterministic=self.config.eval.deterministic)
+        run.logger.evaluation(run.env_step, result.row())
+        run.last_eval = result.mean
+        if result.mean > run.best:
+            run.best = result.mean
+            if self.path is not None:
+                self._write(self.path / "checkpoints" / "best", run, replay=False)
+
+    # -- saving -------------------------------------------------------------------------------------------------------
+
+    def _save_hook(self, run: RunState) -> None:
+        if self.path is None or self.last_save == run.env_step:
+            return
+        folder = self.path / "checkpoints"
+        if self._write(folder / str(run.env_step), run, self.config.save.replay):
+            self.last_save = run.env_step
+            checkpoint.prune(folder, self.config.save.keep)
+
+    def _write(self, folder: Path, run: RunState, replay: bool) -> bool:
+        """True if it was written; a full disk costs a warning, not the run."""
+        checkpoint.check_finite(run.algo)
+        try:
+            checkpoint.write(folder, self._state(run), self._texts(), replay)
+        except OSError as error:
+            reason = error.strerror or error
+            warnings.warn(
+                f"checkpoint {folder} could not be written ({reason}); training goes on with the older ones kept",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+            return False
+        return True
+
+    def _state(self, run: RunState) -> dict[str, Any]:
+        return run.state() | {"rng": torch.get_rng_state() if self.rng_inside else self.rng}
+
+    def _texts(self) -> dict[str, str]:
+        obs = {k: asdict(s) | {"dtype": str(s.dtype).removeprefix("torch.")} for k, s in self.obs_space.items()}
+        return {"config.yaml": self._yaml(), "spaces.json": json.dumps({"native": self.native.to_json(), "obs": obs})}
+
+    def _yaml(self) -> str:
+        return to_yaml(self.config, self.name, self.env_id)
+
+    def _kept(self) -> str:
+        """Where the last good checkpoint is."""
+        if self.path is None:
+            return ""
+        for folder in checkpoint.numbered(self.path / "checkpoints"):
+            if checkpoint.problem(folder) is None:
+                return f"; the last good checkpoint is {folder}"
+        return f"; no checkpoint was written yet in {self.path}"
+
+    def save(self, path: str | Path, replay: bool = True) -> None:
+        """Write everything to a folder; `kumite.load` reads it, acts, and can go on learning."""
+        run = self.run
+        if run is None:
+            run = self._start()
+        checkpoint.check_finite(self.algo)
+        try:
+            checkpoint.write(Path(path), self._state(run), self._texts(), replay)
+        except OSError as error:
+            raise UserError(f"cannot save to '{path}': {error.strerror or error}") from None
+
+    @classmethod
+    def from_checkpoint(cls, folder: Path, env: Any = None) -> Agent:
+        """An agent that acts without an environment; `env` (or the saved id) is made when it is needed."""
+        state = checkpoint.read(folder)
+        settings = parse_yaml(checkpoint.text(folder, "config.yaml"), str(folder / "config.yaml"))
+        name, env_id = str(settings.get("algo", "")), str(settings.get("env_id", ""))
+        agent: Agent = object.__new__(agent_class(name))
+        agent.name, agent.env_id, agent.source = name, env_id, env_id if env is None else env
+        agent.config = resolve(name, "", settings)
+        agent.writes, agent.path, agent.env = False, None, None
+        spaces = json.loads(checkpoint.text(folder, "spaces.json"))
+        agent.native = _native(spaces["native"])
+        obs_space = {
+            k: Spec(tuple(s["shape"]), getattr(torch, s["dtype"]), s["image"], tuple(s["choices"]), s["stack"])
+            for k, s in spaces["obs"].items()
+        }
+        agent._build(obs_space, agent.native.action)
+        try:
+            agent.algo.load_state_dict(state["algo"])
+        except (RuntimeError, KeyError) as error:
+            raise UserError(f"'{folder}' does not fit this version of kumite: {str(error).splitlines()[0]}") from None
+        agent.saved, agent.rng = state, state["rng"]
+        agent.last_save = int(state["env_step"])
+        return agent
+
+    # -- acting -------------------------------------------------------------------------------------------------------
+
+    def predict(
+        self, observation: Any, state: Any = None, episode_start: Any = None, deterministic: bool = True
+    ) -> tuple[Any, Any]:
+        """The action for one observation or a batch, in the environment's own format, and the state to hand back next.
+
+        `state` is what the last call returned (None at first); `episode_start`: which rows begin an episode.
+        """
+        batched = self.native.is_batched(observation)
+        arrays = self.native.encode(observation, batched)
+        obs = {k: torch.as_tensor(v if batched else v[None], device=self.device) for k, v in arrays.items()}
+        n = next(iter(obs.values())).shape[0]
+        first = torch.zeros(n, dtype=torch.bool, device=self.device)
+        if episode_start is not None:
+            first = torch.as_tensor(episode_start, dtype=torch.bool, device=self.device).reshape(-1).expand(n)
+        state = state or {"core": self.algo.initial(n), "frames": {}}
+        stacks = {k: s.stack for k, s in self.obs_space.items() if s.stack > 1}
+        frames = {k: _push(state["frames"].get(k), obs[k], stack, first) for k, stack in stacks.items()}
+        with torch.no_grad(), self._randomness():
+            act = self.algo.act(obs | frames, forget(state["core"], first), explore=not deterministic)
+        c, d = act.action["c"].cpu().numpy(), act.action["d"].cpu().numpy()
+        action = self.native.decode_batch(c, d) if batched else self.native.decode(c, d)[0]
+        remembers = bool(frames) or any(True for _ in tree.leaves(act.core))
+        return action, {"core": act.core, "frames": frames} if remembers else None
+
+    def evaluate(
+        self,
+        episodes: int = 10,
+        seed: int | None = None,
+        deterministic: bool = True,
+        video_path: str | Path | None = None,
+    ) -> Evaluation:
+        """Play episodes in environments of their own, with seeds of their own; optionally into a video file."""
+        start = derive(self.config.seed if seed is None else seed, EVALUATION)
+        with ExitStack() as stack:
+            show = stack.enter_context(video(Path(video_path))) if video_path else None
+            return self._play(1 if show else copies(episodes), episodes, start, deterministic, show)
+
+    def _play(self, slots: int, episodes: int, seed: int, deterministic: bool, show: Any) -> Evaluation:
+        made = make_env(source(self.source), slots, seed, self.config.env, render=show is not None)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                return evaluate(self.algo, made, episodes, seed, deterministic, self._interrupted, show)
+        finally:
+            made.close()
+
+    def _interrupted(self) -> None:
+        if self.stop.signal is not None:
+            raise Interrupted(self.stop.signal)
+
+    def play(self, episodes: int = 1, seed: int = 0, path: str | Path | None = None) -> Path | None:
+        """Show episodes in a window, or in a video file where there is no display; returns the file."""
+        if has_display() and path is None:
+            with window(f"{self.name} {self.env_id}") as show:
+                self._play(1, episodes, seed, True, show)
+            return None
+        path = Path(path or (self.path or Path()) / "videos" / f"{self.env_step}.mp4")
+        self.evaluate(episodes, seed, video_path=path)
+        return path
+
+
+def _push(frames: Tensor | None, new: Tensor, stack: int, first: Tensor) -> Tensor:
+    """The newest frame joined to the older ones; zeros before the episode's first."""
+    channels = new.shape[1]
+    if frames is None:
+        frames = new.new_zeros(new.shape[0], stack * channels, *new.shape[2:])
+    kept = frames * (~first).view(-1, *[1] * (frames.dim() - 1)).to(frames.dtype)
+    return torch.cat([kept[:, channels:], new], 1)
+
+
+def _native(data: dict[str, Any]) -> Any:
+    from kumite.envs.spaces import Native
+
+    return Native.from_json(data)
+
+
+@lru_cache(maxsize=None)
+def agent_class(name: str) -> type[Agent]:
+    """The Agent class of an algorithm's name: kumite.SAC and its like."""
+    from kumite.algos import row
+
+    found = row(name)
+    return type(found.title or name.upper(), (Agent,), {"algo_name": name, "__doc__": found.paper})
+
+
+def load(path: str | Path, checkpoint: str = "best", env: Any = None) -> Agent:
+    """An agent from `agent.save(path)` or from a run's folder (its best, last, or a numbered checkpoint)."""
+    path = Path(path)
+    if not (path / "state.json").is_file() and not (path / "manifest.json").is_file() and not path.is_dir():
+        path = find(path)
+    if (path / "state.safetensors").exists() or not (path / "config.yaml").is_file():
+        return Agent.from_checkpoint(path, env)
+    agent = Agent.from_checkpoint(pick_checkpoint(path, checkpoint), env)
+    agent.path = path
+    return agent
+
+
+def resume(path: str | Path, steps: int | None = None, quiet: bool | None = None, env: Any = None) -> Agent:
+    """A run at its newest good checkpoint, ready for `learn()` to continue it in its own folder, bit for bit."""
+    folder = find(path)
+    agent = Agent.from_checkpoint(pick_checkpoint(folder), env)
+    agent.path, agent.writes = folder, True
+    if steps is not None:
+        agent.config = replace(agent.config, steps=int(steps))
+    if quiet is not None:
+        agent.config = replace(agent.config, quiet=quiet)
+    return agent
+
+
+def algorithms() -> list[dict[str, Any]]:
+    """Every algorithm name with what it supports."""
+    table = []
+    for name, row in ROWS.items():
+        kind = algorithm(name)
+        table.append(
+            {
+                "name": name,
+                "title": row.title,
+                "actions": list(kind.actions),
+                "memory": kind.memory,
+                "paper": row.paper,
+            }
+        )
+    return table

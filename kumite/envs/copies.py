@@ -1,0 +1,26 @@
+"""Where fresh copies of an environment come from, for evaluation beside training."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from kumite.errors import UserError
+
+
+def source(env: Any) -> Any:
+    """Something that makes new copies: ids and callables do; an Env object is made again from its spec or copied."""
+    if isinstance(env, str) or (callable(env) and not hasattr(env, "step")):
+        return env
+    spec = getattr(env, "spec", None)
+    if spec is not None and getattr(spec, "entry_point", None) is not None:
+        import gymnasium
+
+        return lambda: gymnasium.make(spec)
+    if hasattr(env, "single_action_space") or hasattr(env, "slots"):
+        raise UserError("a vector environment cannot be made again for evaluation; give its id or a callable")
+    try:
+        copy.deepcopy(env)
+    except Exception:
+        raise UserError("this environment cannot be copied for evaluation; give a callable that makes it") from None
+    return lambda: copy.deepcopy(env)

@@ -1,0 +1,123 @@
+"""What the run stands on: device, threads, compilation, and the record of it all."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kumite import __version__
+from kumite.errors import UserError
+
+SECRET = re.compile(r"(?i)(key|token|secret|password|passwd|credential)")
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {name} cannot be used here: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def pick_threads(asked: int, widest: int) -> int:
+    """Threads for torch on the CPU: small nets are fastest on one."""
+    if asked:
+        return asked
+    return min(4, len(os.sched_getaffinity(0))) if widest >= 128 else 1
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+WORTH_COMPILING = 20_000  # gradient steps: a cold compilation takes about as long as these gain
+
+
+def pays_to_compile(choice: str, updates: int, recurrent: bool) -> bool:
+    if choice == "auto":
+        return updates >= WORTH_COMPILING and not recurrent
+    return choice == "on"
+
+
+# --- the record ----------------------------------------------------------------------------------------------------
+
+PACKAGES = ("torch", "numpy", "gymnasium", "mujoco", "dm_control", "ale-py", "envpool", "box2d", "safetensors", "tyro")
+
+
+def manifest(env_id: str, algo: str, seed: int) -> dict[str, Any]:
+    """Versions, machine, commit and command of a run; secrets are redacted."""
+    return {
+        "kumite": __version__,
+        "algo": algo,
+        "env_id": env_id,
+        "seed": seed,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": redact(sys.argv),
+        "python": platform.python_version(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "machine": {
+            "system": platform.platform(),
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        },
+        "git": _commit(),
+    }
+
+
+def redact(arguments: list[str]) -> list[str]:
+    """A command line in which the values of secret-looking words are hidden."""
+    hidden, hide_next = [], False
+    for argument in arguments:
+        name, equals, _ = argument.partition("=")
+        if hide_next and not argument.startswith("--"):
+            argument = "***"
+        elif equals and SECRET.search(name):
+            argument = f"{name}=***"
+        hide_next = argument.startswith("--") and not equals and bool(SECRET.search(argument))
+        hidden.append(argument)
+    return hidden
+
+
+def _version(name: str) -> str | None:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(name)
+    return None
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _commit() -> str | None:
+    """The commit of the working directory, marked where it has changes."""
+    try:
+        run = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+        out = subprocess.run(run, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return out.stdout.strip() or None

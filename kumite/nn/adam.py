@@ -1,0 +1,95 @@
+"""Adam that owns its gradients: nothing outside `descend` ever requires grad.
+
+Its moments, step count and learning rate are buffers: checkpoints find them, the compiler traces them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+
+
+class Adam(nn.Module):
+    def __init__(
+        self,
+        net: nn.Module,
+        lr: float = 3e-4,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        clip: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+    ) -> None:
+        super().__init__()
+        self.__dict__["net"] = net  # not a child: its parameters belong to the algorithm
+        self.start_lr, self.eps, self.weight_decay, self.clip, self.betas = lr, eps, weight_decay, clip, betas
+        net.requires_grad_(False)
+        self.names = [name for name, _ in net.named_parameters()]
+        for i, (_, p) in enumerate(net.named_parameters()):
+            self.register_buffer(f"m{i}", torch.zeros_like(p))
+            self.register_buffer(f"v{i}", torch.zeros_like(p))
+        self.register_buffer("t", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("lr", torch.tensor(lr, dtype=torch.float64))
+        self.t: Tensor
+        self.lr: Tensor
+
+    def descend(self, loss_fn: Callable[[Any], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
+        """One step on this net along `loss_fn(net) -> (loss, aux)`; every other net is a constant in it."""
+        net: nn.Module = self.__dict__["net"]
+        params = dict(net.named_parameters())
+        if torch.compiler.is_compiling():
+            wrapped = lambda p: loss_fn(lambda *x: functional_call(net, p, x))
+            grads, (loss, aux) = grad_and_value(wrapped, has_aux=True)(params)
+            self.step_(list(params.values()), [grads[name] for name in params])
+            return loss, aux
+        net.requires_grad_(True)
+        try:
+            with torch.enable_grad():
+                loss, aux = loss_fn(net)
+            found = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
+        finally:
+            net.requires_grad_(False)
+        filled = [torch.zeros_like(p) if g is None else g for p, g in zip(params.values(), found, strict=True)]
+        with torch.no_grad():
+            self.step_(list(params.values()), filled)
+        return loss.detach(), _detach(aux)
+
+    def step_(self, params: list[Tensor], grads: list[Tensor]) -> None:
+        m = [getattr(self, f"m{i}") for i in range(len(params))]
+        v = [getattr(self, f"v{i}") for i in range(len(params))]
+        b1, b2 = self.betas
+        if self.clip:
+            norm = torch.stack(torch._foreach_norm(grads)).norm()
+            grads = torch._foreach_mul(grads, (self.clip / (norm + 1e-6)).clamp(max=1.0))
+        self.t.add_(1)
+        torch._foreach_lerp_(m, grads, 1 - b1)
+        torch._foreach_mul_(v, b2)
+        torch._foreach_addcmul_(v, grads, grads, 1 - b2)
+        denominator = torch._foreach_sqrt(v)
+        torch._foreach_div_(denominator, (1 - b2**self.t).sqrt().float())
+        torch._foreach_add_(denominator, self.eps)
+        step = torch._foreach_div(m, denominator)
+        torch._foreach_mul_(step, (-self.lr / (1 - b1**self.t)).float())
+        if self.weight_decay:
+            torch._foreach_mul_(params, (1 - self.lr * self.weight_decay).float())
+        torch._foreach_add_(params, step)
+
+
+def _detach(aux: Any) -> Any:
+    if isinstance(aux, Tensor):
+        return aux.detach()
+    if isinstance(aux, dict):
+        return {k: _detach(v) for k, v in aux.items()}
+    if isinstance(aux, tuple) and hasattr(aux, "_fields"):
+        return type(aux)(*map(_detach, aux))
+    if isinstance(aux, (tuple, list)):
+        return type(aux)(map(_detach, aux))
+    return aux
+
+
+def polyak_(target: nn.Module, source: nn.Module, tau: float) -> None:
+    """target <- target + tau (source - target); tau 1 copies."""
+    torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)

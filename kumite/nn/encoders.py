@@ -1,0 +1,184 @@
+"""From observations to features: sensors (one small net per entry) and the hidden layers behind them."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kumite.errors import UserError, nearest
+from kumite.nn.config import Net
+from kumite.nn.layers import Spread, activation, linear, norm, orthogonal_
+from kumite.types import Spec
+
+ENCODERS = ("auto", "mlp", "d2rl", "nature", "impala", "conv1d")
+
+
+class Pixels(nn.Module):
+    """uint8 images become floats in [0, 1] here and nowhere before; any leading dimensions."""
+
+    def __init__(self, shape: tuple[int, ...], scale: float, body: nn.Module) -> None:
+        super().__init__()
+        self.dims, self.scale, self.body = len(shape), scale, body
+        with torch.no_grad():
+            self.size = body(torch.zeros(1, *shape)).shape[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        lead = x.shape[: x.dim() - self.dims]
+        return self.body(x.flatten(0, len(lead) - 1).float() * self.scale).view(*lead, self.size)
+
+
+def nature(shape: tuple[int, ...]) -> nn.Module:
+    """Mnih et al. 2015; images under 36 pixels get three 3x3 convolutions of stride 2 instead."""
+    if min(shape[1:]) >= 36:
+        sizes = [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)]
+    else:
+        sizes = [(32, 3, 2, 1), (64, 3, 2, 1), (64, 3, 2, 1)]
+    layers: list[nn.Module] = []
+    channels = shape[0]
+    for out, kernel, stride, padding in sizes:
+        layers += [nn.Conv2d(channels, out, kernel, stride, padding), nn.ReLU()]
+        channels = out
+    return nn.Sequential(*layers, nn.Flatten())
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x)
+
+
+def impala(shape: tuple[int, ...], depths: tuple[int, ...] = (16, 32, 32)) -> nn.Module:
+    """Espeholt et al. 2018."""
+    layers: list[nn.Module] = []
+    channels = shape[0]
+    for depth in depths:
+        layers += [nn.Conv2d(channels, depth, 3, padding=1), nn.MaxPool2d(3, 2, 1), Residual(depth), Residual(depth)]
+        channels = depth
+    return nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
+
+
+def conv1d(shape: tuple[int, ...]) -> nn.Module:
+    """Rays and short histories [channels, length]."""
+    return nn.Sequential(
+        nn.Conv1d(shape[0], 32, 5, 2, 2), nn.ReLU(), nn.Conv1d(32, 32, 3, 2, 1), nn.ReLU(), nn.Flatten()
+    )
+
+
+class Flat(nn.Module):
+    """Joins an entry's dimensions."""
+
+    def __init__(self, shape: tuple[int, ...], scale: float = 1.0) -> None:
+        super().__init__()
+        self.dims, self.scale, self.size = len(shape), scale, math.prod(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.reshape(*x.shape[: x.dim() - self.dims], self.size)
+        return x.float() * self.scale if self.scale != 1.0 else x.float()
+
+
+class OneHot(nn.Module):
+    def __init__(self, choices: tuple[int, ...]) -> None:
+        super().__init__()
+        self.choices, self.size = choices, sum(choices)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.long()
+        return torch.cat([nn.functional.one_hot(x[..., i], k).float() for i, k in enumerate(self.choices)], -1)
+
+
+def sensor(spec: Spec, encoder: str) -> nn.Module:
+    if spec.choices:
+        return OneHot(spec.choices * (math.prod(spec.shape) // len(spec.choices)))
+    scale = 1 / 255 if spec.dtype == torch.uint8 else 1.0
+    if spec.image and encoder in ("auto", "nature", "impala"):
+        return Pixels(spec.shape, scale, (impala if encoder == "impala" else nature)(spec.shape))
+    if len(spec.shape) == 2 and encoder == "conv1d":
+        return Pixels(spec.shape, scale, conv1d(spec.shape))
+    return Flat(spec.shape, scale)
+
+
+class Sensors(nn.Module):
+    """Every observation entry through its own small net, joined: [*, size]. Legal-action masks are no input."""
+
+    def __init__(self, obs_space: dict[str, Spec], encoder: str = "auto") -> None:
+        super().__init__()
+        self.keys = [k for k in obs_space if k != "mask"]
+        self.nets = nn.ModuleList(sensor(obs_space[k], encoder) for k in self.keys)
+        self.size: int = sum(n.size for n in self.nets)  # type: ignore[misc]
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        return torch.cat([net(obs[k]) for k, net in zip(self.keys, self.nets, strict=True)], -1)
+
+
+class Hidden(nn.Module):
+    """The hidden layers; an ensemble runs them as batched products; d2rl feeds the input to every layer."""
+
+    def __init__(self, size_in: int, net: Net, members: int = 0) -> None:
+        super().__init__()
+        sizes = net.layers or (net.width,) * net.depth
+        self.dense = net.encoder == "d2rl"
+        self.spread = Spread(members) if members else nn.Identity()
+        self.layers = nn.ModuleList()
+        size = size_in
+        for i, out in enumerate(sizes):
+            enter = size + size_in if self.dense and i > 0 else size
+            self.layers.append(
+                nn.Sequential(linear(enter, out, members), *norm(net.norm, out, members), activation(net.activation))
+            )
+            size = out
+        self.size = size
+        if net.init == "orthogonal":
+            orthogonal_(self)
+        elif net.init != "uniform":
+            raise UserError(f"unknown init '{net.init}' (known: uniform, orthogonal)")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.spread(x)
+        y = x
+        for i, layer in enumerate(self.layers):
+            y = layer(torch.cat([y, x], -1) if self.dense and i > 0 else y)
+        return y
+
+
+def load_class(name: str) -> Any:
+    """'module:Class' from the user's own code."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"cannot load '{name}': {error}; write it as module:Class of an importable module") from error
+
+
+def make_sensors(obs_space: dict[str, Spec], net: Net) -> nn.Module:
+    """The net's view of the observation: its keys, through its encoder. An own class gets the specs and has `.size`."""
+    unknown = [k for k in net.keys if k not in obs_space]
+    if unknown:
+        raise UserError(
+            f"the observation has no entry '{unknown[0]}'{nearest(unknown[0], list(obs_space))}"
+            f" (it has: {', '.join(obs_space)})"
+        )
+    seen = {k: s for k, s in obs_space.items() if not net.keys or k in net.keys}
+    if ":" in net.encoder:
+        own = load_class(net.encoder)(seen)
+        if not isinstance(getattr(own, "size", None), int):
+            raise UserError(f"the encoder '{net.encoder}' must set self.size, the number of features it returns")
+        return own  # type: ignore[no-any-return]
+    if net.encoder not in ENCODERS:
+        raise UserError(
+            f"unknown encoder '{net.encoder}'{nearest(net.encoder, list(ENCODERS))}"
+            f" (known: {', '.join(ENCODERS)}, or module:Class)"
+        )
+    sensors = Sensors(seen, net.encoder)
+    return orthogonal_(sensors) if net.init == "orthogonal" else sensors

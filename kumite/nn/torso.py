@@ -1,0 +1,144 @@
+"""Time lives here. A torso turns a Batch into features: `torso(b)` for its rows, `torso.next(b)` for the bootstrap rows,
+`torso.step(obs, core)` while acting. Nobody else asks whether there is a memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kumite.batch import Batch
+from kumite.nn.config import Net
+from kumite.nn.cores import make_core
+from kumite.nn.encoders import Hidden, make_sensors
+from kumite.tree import Tree
+from kumite.types import Spec
+
+
+class Torso(nn.Module):
+    """sensors -> (action) -> hidden layers."""
+
+    span: int | None = None
+    """Rows per training sequence; None = rows are independent."""
+
+    def __init__(self, obs_space: dict[str, Spec], net: Net, action: int = 0, members: int = 0) -> None:
+        super().__init__()
+        self.sensors = make_sensors(obs_space, net)
+        self.hidden = Hidden(int(self.sensors.size) + action, net, members)  # type: ignore[arg-type]
+        self.size = self.hidden.size
+
+    def features(self, obs: dict[str, Tensor], action: Tensor | None) -> Tensor:
+        x = self.sensors(obs)
+        return self.hidden(x if action is None else torch.cat([x, action], -1))
+
+    def forward(self, b: Batch, action: Tensor | None = None) -> Tensor:
+        return self.features(b.obs, action)
+
+    def next(self, b: Batch, action: Tensor | None = None) -> Tensor:
+        return self.features(b.next_obs, action)
+
+    def unroll(self, b: Batch) -> Tensor:
+        """Features of all rows of b.obs."""
+        return self.features(b.obs, None)
+
+    def step(self, obs: dict[str, Tensor], core: Tree) -> tuple[Tensor, Tree]:
+        return self.features(obs, None), core
+
+    def advance(self, obs: dict[str, Tensor], core: Tree) -> Tree:
+        """Only the state after this observation (nothing to do without memory)."""
+        return core
+
+    def initial(self, n: int, device: Any = None) -> Tree:
+        return {}
+
+    def entry(self, b: Batch, key: str) -> Tensor | None:
+        """An observation entry in the rows of `forward`."""
+        return b.obs.get(key)
+
+    def next_entry(self, b: Batch, key: str) -> Tensor | None:
+        return b.next_obs.get(key)
+
+
+class RecurrentTorso(Torso):
+    """sensors -> memory -> (action) -> hidden layers; or sensors -> hidden layers -> memory -> (action -> layer)."""
+
+    def __init__(self, obs_space: dict[str, Spec], net: Net, action: int = 0, members: int = 0, span: int = 16) -> None:
+        nn.Module.__init__(self)
+        self.span = span
+        self.sensors = make_sensors(obs_space, net)
+        size = int(self.sensors.size)  # type: ignore[arg-type]
+        self.before: nn.Module = nn.Identity()
+        self.hidden: nn.Module = nn.Identity()
+        if net.memory_place == "after":
+            self.before = Hidden(size, net)
+            size = self.before.size
+        self.core = make_core(net.memory, size, net.memory_width, net.memory_layers)
+        self.size = net.memory_width
+        if net.memory_place == "before" or action or members:
+            layers = net if net.memory_place == "before" else _one_layer(net)
+            self.hidden = Hidden(net.memory_width + action, layers, members)
+            self.size = self.hidden.size
+
+    def remember(self, b: Batch) -> Tensor:
+        """The memory's output for every row of obs behind the burn-in."""
+        x, k = self.before(self.sensors(b.obs)), b.burn_in
+        core = b.core
+        if k:
+            with torch.no_grad():
+                _, core = self.core(x[:k].detach(), core, b.first[:k])
+        return self.core(x[k:], core, b.first[k:])[0]  # type: ignore[no-any-return]
+
+    def combine(self, y: Tensor, action: Tensor | None) -> Tensor:
+        return self.hidden(y if action is None else torch.cat([y, action], -1))  # type: ignore[no-any-return]
+
+    def forward(self, b: Batch, action: Tensor | None = None) -> Tensor:
+        return self.combine(self.remember(b)[: b.mask.shape[0]], action)
+
+    def next(self, b: Batch, action: Tensor | None = None) -> Tensor:
+        return self.combine(_ahead(self.remember(b), b.hop), action)
+
+    def unroll(self, b: Batch) -> Tensor:
+        return self.combine(self.remember(b), None)
+
+    def step(self, obs: dict[str, Tensor], core: Tree) -> tuple[Tensor, Tree]:
+        y, core = self._step(obs, core)
+        return self.combine(y, None), core
+
+    def advance(self, obs: dict[str, Tensor], core: Tree) -> Tree:
+        return self._step(obs, core)[1]
+
+    def _step(self, obs: dict[str, Tensor], core: Tree) -> tuple[Tensor, Tree]:
+        x = self.before(self.sensors(obs))
+        y, core = self.core(x[None], core, torch.zeros(1, x.shape[0], dtype=torch.bool, device=x.device))
+        return y[0], core
+
+    def initial(self, n: int, device: Any = None) -> Tree:
+        return self.core.initial(n, device)
+
+    def entry(self, b: Batch, key: str) -> Tensor | None:
+        return b.obs[key][b.burn_in :][: b.mask.shape[0]] if key in b.obs else None
+
+    def next_entry(self, b: Batch, key: str) -> Tensor | None:
+        return _ahead(b.obs[key][b.burn_in :], b.hop) if key in b.obs else None
+
+
+def _ahead(x: Tensor, hop: Tensor) -> Tensor:
+    """x[t + hop[t, b], b]: [T + n, B, ...] -> [T, B, ...]."""
+    T, B = hop.shape
+    row = torch.arange(T, device=x.device)[:, None] + hop
+    return x[row, torch.arange(B, device=x.device)]
+
+
+def _one_layer(net: Net) -> Net:
+    from dataclasses import replace
+
+    return replace(net, layers=((net.layers or (net.width,))[-1],))
+
+
+def make_torso(obs_space: dict[str, Spec], net: Net, span: int, action: int = 0, members: int = 0) -> Torso:
+    """`action`: continuous dimensions that join the features; `members`: how many hidden nets side by side."""
+    if net.memory == "none":
+        return Torso(obs_space, net, action, members)
+    return RecurrentTorso(obs_space, net, action, members, span)

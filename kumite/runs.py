@@ -1,0 +1,91 @@
+"""Run folders and the signals that end a run: where things lie, and how to stop without losing any of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kumite import checkpoint
+from kumite.errors import UserError, nearest
+
+
+def open_folder(parent: Path, name: str, seed: int) -> Path:
+    """A new folder <name>-s<seed>; a name that is taken gets a suffix, runs are never mixed."""
+    stem = f"{name or time.strftime('%Y%m%d-%H%M%S')}-s{seed}"
+    for attempt in range(1, 10_000):
+        path = parent / (stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"cannot make the run's folder {path}: {error.strerror}; choose another --dir") from None
+        if not os.access(path, os.W_OK):
+            raise UserError(f"cannot write to {path}; choose another --dir")
+        return path
+    raise UserError(f"there are too many runs named {stem} in {parent}; choose another --name")
+
+
+def find(name: str | Path, root: str | Path = "runs") -> Path:
+    """The run folder meant by a path or by a unique part of its name below `root`."""
+    path = Path(name)
+    if (path / "checkpoints").is_dir() or (path / "config.yaml").is_file():
+        return path
+    if path.parent.name == "checkpoints" and path.is_dir():
+        return path.parent.parent
+    known = [p.parent for p in sorted(Path(root).glob("*/*/*/config.yaml"))]
+    close = [p for p in known if str(name) in str(p)]
+    if len(close) == 1:
+        return close[0]
+    if close:
+        shown = ", ".join(map(str, close[:4])) + (", ..." if len(close) > 4 else "")
+        raise UserError(f"'{name}' could be any of {shown}; write more of the path")
+    raise UserError(f"there is no run '{name}'{nearest(str(name), [str(p) for p in known])}")
+
+
+def pick_checkpoint(run: Path, which: str = "last") -> Path:
+    """best, last, or a step. Damaged ones are skipped with a warning."""
+    folder = run / "checkpoints"
+    if which == "best" and (folder / "best").is_dir():
+        trouble = checkpoint.problem(folder / "best")
+        if trouble is None:
+            return folder / "best"
+    if which in ("best", "last"):
+        for good in checkpoint.newest(folder):
+            return good
+        raise UserError(f"{run} holds no checkpoint that can be used")
+    if not (folder / which).is_dir():
+        have = [p.name for p in checkpoint.numbered(folder)]
+        raise UserError(f"{run} has no checkpoint '{which}' (it has: best, last, {', '.join(have)})")
+    return folder / which
+
+
+class Stop:
+    """Remembers a signal until the loop looks; a second Ctrl-C leaves at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[Stop]:
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {number: signal.signal(number, self._heard) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _heard(self, number: int, frame: Any) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            raise KeyboardInterrupt
+        self.signal = number
