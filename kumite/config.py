@@ -111,7 +111,7 @@ def intervals(run: Run, steps: int | None = None) -> Intervals:
     """The intervals of a run of this many steps, with the automatic ones filled in."""
     total = run.steps if steps is None else steps
     return Intervals(
-        _interval(run.eval.every, total // 20, 500),
+        _interval(run.eval.every, total // 20, 1_000),
         _interval(run.log.every, min(total // 200, 10_000), 200),
         _interval(run.save.every, total // 10, 5_000),
     )

@@ -388,13 +388,13 @@ class Terminal(Sink):
 
     LIVE, PLAIN = 0.2, 10.0  # seconds between two looks
 
-    def __init__(self, total_steps: int, start: int = 0) -> None:
+    def __init__(self, total_steps: int) -> None:
         self.total = total_steps
         self.live: Any = None
         self.tty = sys.stdout.isatty()
-        self.shown = -math.inf
+        self.shown = 0.0
         self.marks: deque[tuple[float, int]] = deque(maxlen=64)
-        self.step = start
+        self.step = 0
         self.last: float | None = None
         self.recent: deque[float] = deque(maxlen=100)
         self.evaluated: tuple[float, float] | None = None

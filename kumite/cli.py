@@ -1,0 +1,611 @@
+"""The commands. Each is a frozen dataclass that tyro fills from the words after it, and a function that runs it.
+
+Nothing heavy is imported before a command needs it. Whatever goes wrong leaves one line on stderr and an exit code:
+2 the user's mistake, 1 a failure in the run, 130 and 143 after a signal, having saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import difflib
+import io
+import os
+import re
+import shlex
+import signal
+import sys
+import traceback
+import types
+import typing
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from kumite.errors import RunError, UserError
+
+HELP = """\
+usage: kumite COMMAND ...
+
+{commands}
+
+kumite COMMAND --help explains one;  kumite train ALGO ENV --help shows every parameter and the value that would run.
+"""
+
+TRAIN_HELP = """\
+usage: kumite train ALGO ENV [--steps 1e6] [--seed 0] [--num-envs 8] [--any-parameter value ...]
+       kumite train --file config.yaml
+
+Train an agent. ALGO is a name from `kumite algos`, ENV an id from `kumite envs`: CartPole-v1, atari:Pong,
+dmc:walker-walk, envpool:HalfCheetah-v4, module.path:make_env.
+
+    kumite train ALGO ENV --help      every parameter, with the value that would run
+
+  --steps INT          environment steps of the whole run
+  --seed INT           decides everything random
+  --num-envs INT       copies of the environment
+  --device STR         auto | cpu | cuda | cuda:1 | mps
+  --name STR           the run's name in its folder runs/<env>/<algo>/<name>-s<seed>
+  --dir STR            where run folders are made
+  --file PATH          a YAML file of parameters; the config.yaml of a run repeats it
+  --track STR ...      where metrics go: csv tensorboard
+  --quiet              say nothing but errors
+
+Numbers may be written 1e6, 100_000, 100k. What decides: the paper's defaults < what the algorithm's name means
+< the preset of this environment < --file < flags.
+"""
+
+
+# --- the commands' words -------------------------------------------------------------------------------------------
+
+RUN = tyro.conf.arg(metavar="RUN")
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Continue a run from its newest checkpoint, as if it had never stopped."""
+
+    run: tyro.conf.Positional[Annotated[str, RUN]]
+    """The run's folder, or a part of its name that only one run under --dir has."""
+    steps: int | None = None
+    """Environment steps of the whole run, if it shall become longer."""
+    quiet: bool = False
+    """Say nothing but errors."""
+    dir: str = "runs"
+    """Where runs are looked for."""
+
+
+@dataclass(frozen=True)
+class Eval:
+    """Play episodes with a trained agent and print what they return."""
+
+    run: tyro.conf.Positional[Annotated[str, RUN]]
+    """The run's folder, or a part of its name that only one run under --dir has."""
+    episodes: int = 10
+    """Episodes to play."""
+    checkpoint: str = "best"
+    """best | last | the step of a checkpoint."""
+    seed: int = 0
+    """Decides the episodes."""
+    video: bool = False
+    """Save a video in the run's folder."""
+    dir: str = "runs"
+    """Where runs are looked for."""
+
+
+@dataclass(frozen=True)
+class Play:
+    """Watch a trained agent: in a window, or as a video file where there is no display."""
+
+    run: tyro.conf.Positional[Annotated[str, RUN]]
+    """The run's folder, or a part of its name that only one run under --dir has."""
+    episodes: int = 1
+    """Episodes to play."""
+    checkpoint: str = "best"
+    """best | last | the step of a checkpoint."""
+    seed: int = 0
+    """Decides the episodes."""
+    dir: str = "runs"
+    """Where runs are looked for."""
+
+
+@dataclass(frozen=True)
+class Algos:
+    """The algorithms: actions they can do, memory, and the paper."""
+
+
+@dataclass(frozen=True)
+class Envs:
+    """The families of environments, and what installs them."""
+
+
+@dataclass(frozen=True)
+class Presets:
+    """The presets; `presets show ALGO ENV [--diff]` gives the values that would run, with their sources."""
+
+    words: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="[show ALGO ENV]")]] = ()
+    """Nothing, or: show ALGO ENV."""
+    diff: bool = False
+    """Only what differs from the paper's defaults."""
+
+
+# --- running them --------------------------------------------------------------------------------------------------
+
+
+def train(words: list[str]) -> int:
+    algo, env, file, flags = split_train(words)
+    if not algo and any(word in HELP_FLAGS for word in words):
+        print(TRAIN_HELP, end="")
+        return 0
+    from kumite import config as c
+
+    layer = c.load_yaml(file) if file else {}
+    algo, env = named(algo, env, layer, file)
+    kind, default = c.run_type(algo), c.resolve(algo, env, layer)
+    about = f"{algo} on {env}. The values shown are those that would run; they come from {_voices(algo, env, file)}."
+    parsed, given = parse(kind, flags, f"kumite train {algo} {env}", default=default, description=about)
+    config = c.resolve(algo, env, layer, {key: _at(parsed, key) for key in given})
+    from kumite.agent import Agent
+
+    return learn(Agent(env, algo=algo, config=config))
+
+
+def _voices(algo: str, env: str, file: str) -> str:
+    from kumite.config import presets
+
+    found = ["the paper's defaults", *(f"a preset ({b.source})" for b in presets(algo) if b.matches(env))]
+    return " < ".join(found + ([file] if file else []))
+
+
+def resume(words: list[str]) -> int:
+    args, _ = parse(Resume, words, "kumite resume")
+    from kumite.agent import resume as again
+    from kumite.runs import find
+
+    return learn(again(find(args.run, args.dir), steps=args.steps, quiet=args.quiet or None))
+
+
+def evaluate(words: list[str]) -> int:
+    args, _ = parse(Eval, words, "kumite eval")
+    agent, path = load(args)
+    step = agent.env_step
+    video = path / "videos" / f"eval-{step}-s{args.seed}.mp4" if args.video else None
+    result = agent.evaluate(episodes=args.episodes, seed=args.seed, video_path=video)
+    print(f"{path}, {args.checkpoint} checkpoint (step {step:,})")
+    print(f"  return    {pair(result.mean, result.std)}  {ends(result.returns)}  {len(result.returns)} episodes")
+    print(f"  length    {result.mean_length:.5g}  {ends(result.lengths)}")
+    if then := trained(path, step):
+        low, high = float(then["min"]), float(then["max"])
+        mean = pair(float(then["mean"]), float(then["std"]))
+        print(f"  training  {mean}  {ends([low, high])}  {then['episodes']} episodes, measured at this step")
+    if video:
+        print(f"  video     {video}")
+    return 0
+
+
+def pair(mean: float, std: float) -> str:
+    return f"{mean:.5g} ± {std:.4g}"
+
+
+def ends(values: Sequence[float]) -> str:
+    return f"[{min(values):.5g} to {max(values):.5g}]"
+
+
+def play(words: list[str]) -> int:
+    args, _ = parse(Play, words, "kumite play")
+    agent, _ = load(args)
+    if file := agent.play(episodes=args.episodes, seed=args.seed):
+        print(file)
+    return 0
+
+
+def algos(words: list[str]) -> int:
+    parse(Algos, words, "kumite algos")
+    from kumite.algos import ROWS, algorithm
+
+    def line(name: str) -> tuple[str, ...]:
+        try:
+            home = algorithm(name)
+        except ImportError as e:
+            return (name, "-", "-", f"cannot be loaded: {e}")
+        actions = ", ".join(getattr(home, "actions", ()))
+        return (name, actions, "yes" if getattr(home, "memory", False) else "no", ROWS[name].paper)
+
+    print_table(("name", "actions", "memory", "paper"), map(line, ROWS))
+    return 0
+
+
+def envs(words: list[str]) -> int:
+    parse(Envs, words, "kumite envs")
+    from kumite.envs import listing
+
+    rows = ((name, "installed" if here else how, " ".join(ids[:6])) for name, here, how, ids in listing())
+    print_table(("family", "", "for example"), rows)
+    return 0
+
+
+def presets(words: list[str]) -> int:
+    args, _ = parse(Presets, words, "kumite presets")
+    if not args.words and not args.diff:
+        return list_presets()
+    if len(args.words) != 3 or args.words[0] != "show":
+        raise UserError("say: kumite presets, or: kumite presets show ALGO ENV [--diff]")
+    return show_preset(args.words[1], args.words[2], args.diff)
+
+
+def list_presets() -> int:
+    from kumite.algos import ROWS
+    from kumite.config import presets as blocks
+
+    print_table(("algo", "environments", "source"), ((a, b.pattern, b.source) for a in ROWS for b in blocks(a)))
+    return 0
+
+
+def show_preset(algo: str, env: str, only: bool) -> int:
+    from kumite import config as c
+
+    config, base, sources = c.resolve(algo, env), c.run_type(algo)(), c.origins(algo, env)
+    values = {key: now for key, (_, now) in c.diff(config, base).items()} if only else c.flat(config)
+    defaults = c.flat(base)
+    rows = ((key, word(now), word(defaults[key]), sources.get(key, "")) for key, now in values.items())
+    print_table(("parameter", "value", "default", "source"), rows)
+    return 0
+
+
+@dataclass(frozen=True)
+class Command:
+    run: Callable[[list[str]], int]
+    about: str
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command(train, "train an agent: kumite train ppo CartPole-v1"),
+    "resume": Command(resume, "continue a run exactly where it stopped"),
+    "eval": Command(evaluate, "play episodes with a trained agent, print what they return"),
+    "play": Command(play, "watch a trained agent"),
+    "algos": Command(algos, "list the algorithms"),
+    "envs": Command(envs, "list the families of environments"),
+    "presets": Command(presets, "list the presets, or show the values for one environment"),
+}
+
+
+# --- training and what can happen to it ----------------------------------------------------------------------------
+
+
+def learn(agent: Any) -> int:
+    """Run it to its end; whatever ends it early says where the last good checkpoint is."""
+    try:
+        agent.learn()
+    except KeyboardInterrupt as e:
+        print(f"kumite: interrupted{agent._kept()}", file=sys.stderr)
+        return 128 + int(getattr(e, "signal", None) or signal.SIGINT)
+    except (UserError, RunError):
+        raise
+    except Exception as e:
+        traceback.print_exc()
+        return complain(f"{type(e).__name__}: {e}{agent._kept()}", 1)
+    if not agent.config.quiet:
+        print(f"{agent.path}\n  kumite eval {shlex.quote(os.fspath(agent.path))}")
+    return 0
+
+
+# --- finished and unfinished runs ----------------------------------------------------------------------------------
+
+
+def load(args: Eval | Play) -> tuple[Any, Path]:
+    from kumite.agent import load as open_run
+    from kumite.config import coerce
+    from kumite.runs import find
+
+    if args.episodes < 1:
+        raise UserError(f"--episodes: expected at least 1, got {args.episodes}")
+    which = args.checkpoint
+    if which not in ("best", "last"):
+        which = str(coerce(which, int, "--checkpoint (best, last, or a step)"))
+    path = find(args.run, args.dir)
+    return open_run(path, checkpoint=which), path
+
+
+def trained(path: Path, step: int) -> Mapping[str, str]:
+    """What training itself measured at this step, if it did."""
+    if not (path / "evals.csv").is_file():
+        return {}
+    with (path / "evals.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["env_step"] == str(step) and row.get("mean_length")]
+    return rows[-1] if rows else {}
+
+
+# --- words into values ---------------------------------------------------------------------------------------------
+
+HELP_FLAGS = ("--help", "-h")
+ALIASES = {"keep": "save.keep"}
+TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def split_train(words: list[str]) -> tuple[str, str, str, list[str]]:
+    """ALGO, ENV, the file of --file, and the flags. The names come first, or between flags where it is clear."""
+    rest, file = take_file(words)
+    names = [word for word, _ in zip(rest, range(2), strict=False)]
+    names = names[: next((i for i, word in enumerate(names) if word.startswith("-")), len(names))]
+    if names:
+        return names[0], names[1] if len(names) > 1 else "", file, rest[len(names) :]
+    from kumite.algos import ROWS
+
+    for i, word in enumerate(rest):
+        before = rest[i - 1] if i else ""
+        free = not before.startswith("-") or "=" in before or before in ("--quiet", "--no-quiet")
+        if word.lower() in ROWS and free:
+            pair = 2 if len(rest) > i + 1 and not rest[i + 1].startswith("-") else 1
+            return word, rest[i + 1] if pair == 2 else "", file, rest[:i] + rest[i + pair :]
+    return "", "", file, rest
+
+
+def take_file(words: list[str]) -> tuple[list[str], str]:
+    rest, file, i = [], "", 0
+    while i < len(words):
+        if words[i] == "--file":
+            if i + 1 == len(words):
+                raise UserError("--file: expected the path of a YAML file")
+            file, i = words[i + 1], i + 2
+            continue
+        if words[i].startswith("--file="):
+            file = words[i].partition("=")[2]
+        else:
+            rest.append(words[i])
+        i += 1
+    return rest, file
+
+
+def named(algo: str, env: str, layer: Mapping[str, Any], file: str) -> tuple[str, str]:
+    """Which algorithm on which environment, from the command line and the file."""
+    from kumite.algos import ROWS, row
+
+    if env.lower() in ROWS and algo.lower() not in ROWS:
+        raise UserError(f"the algorithm comes first: kumite train {env} {algo}")
+    if algo:
+        row(algo)
+    in_file = str(layer.get("algo", "") or "")
+    if algo and in_file and algo.lower() != in_file.lower():
+        raise UserError(f"'{file}' holds the numbers of '{in_file}', not of '{algo}'")
+    algo, env = algo or in_file, env or str(layer.get("env_id", "") or "")
+    if not algo:
+        raise UserError("which algorithm? kumite train ALGO ENV, for example: kumite train ppo CartPole-v1")
+    row(algo)
+    if not env:
+        raise UserError(f"which environment? for example: kumite train {algo} CartPole-v1")
+    return algo.lower(), env
+
+
+def parse(
+    kind: Any, words: list[str], prog: str, default: Any = None, description: str | None = None
+) -> tuple[Any, list[str]]:
+    """An instance of the dataclass, and the dotted names of the fields that were given."""
+    flags = flags_of(kind)
+    words, given = normal(words, flags)
+    said = io.StringIO()
+    more = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(said):
+            made = tyro.cli(kind, args=words, prog=prog, description=description, registry=registry(), **more)
+    except SystemExit as e:
+        if not e.code:
+            raise
+        raise UserError(condense(said.getvalue())) from None
+    return made, given
+
+
+def flags_of(kind: Any, prefix: str = "") -> dict[str, tuple[str, bool]]:
+    """--flag -> (dotted name of the field, the value that a bare flag means)."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    found: dict[str, tuple[str, bool]] = {}
+    for f in dataclasses.fields(kind):
+        name, dashed = prefix + f.name, f"{prefix}{f.name}".replace("_", "-")
+        if dataclasses.is_dataclass(hints[f.name]):
+            found |= flags_of(hints[f.name], f"{name}.")
+        elif not hasattr(hints[f.name], "__metadata__"):  # positional words are annotated, flags are not
+            found[f"--{dashed}"] = (name, True)
+            if hints[f.name] is bool:
+                group, _, last = dashed.rpartition(".")
+                found[f"--{group + '.' if group else ''}no-{last}"] = (name, False)
+    return found
+
+
+def normal(words: list[str], flags: Mapping[str, tuple[str, bool]]) -> tuple[list[str], list[str]]:
+    """Known flags only, spelt with dashes; `--quiet true` becomes `--quiet`. And which fields are given."""
+    out: list[str] = []
+    given: dict[str, None] = {}
+    rest = list(words)
+    while rest:
+        text = rest.pop(0)
+        if not text.startswith("--") or text in HELP_FLAGS:
+            out.append(text)
+            continue
+        flag, equals, value = text.partition("=")
+        flag = "--" + flag[2:].replace("_", "-")
+        flag = f"--{ALIASES.get(flag[2:], flag[2:])}" if f"--{ALIASES.get(flag[2:], '')}" in flags else flag
+        if flag not in flags:
+            raise UserError(f"unknown flag '{flag}'{closest_flag(flag, flags)}")
+        name, bare = flags[flag]
+        given[name] = None
+        if not _is_switch(name, flags):
+            out.append(flag + equals + value)
+            continue
+        if not equals and rest and rest[0].lower() in TRUTH:
+            equals, value = "=", rest.pop(0)
+        if equals and value.lower() not in TRUTH:
+            raise UserError(f"{flag}: expected true or false, got '{value}'")
+        wanted = bare if not equals else bare == TRUTH[value.lower()]
+        out.append(next(f for f, meaning in flags.items() if meaning == (name, wanted)))
+    return out, list(given)
+
+
+def _is_switch(name: str, flags: Mapping[str, tuple[str, bool]]) -> bool:
+    return (name, False) in flags.values()
+
+
+def closest_flag(flag: str, flags: Mapping[str, tuple[str, bool]]) -> str:
+    from kumite.config import closest
+
+    near = closest(flag[2:].replace("-", "_"), [f[2:].replace("-", "_") for f in flags])
+    return f"; did you mean '--{near.replace('_', '-')}'?" if near else ""
+
+
+METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "STR"}
+
+
+def registry() -> Any:
+    """Numbers, lists and optional values are read as everywhere else in kumite: 1e6, 100_000, 100k, 512,256."""
+    rules = tyro.constructors.ConstructorRegistry()
+
+    @rules.primitive_rule
+    def rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+        kind: Any = info.type
+        origin = typing.get_origin(kind)
+        many = origin is tuple
+        if kind not in (int, float) and origin not in (tuple, typing.Union, types.UnionType, typing.Literal):
+            return None
+
+        def read(words: list[str]) -> Any:
+            from kumite.config import read
+
+            return read(list(words) if many and len(words) != 1 else words[0], kind)
+
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs="*" if many else 1,
+            metavar=metavar(kind),
+            instance_from_str=read,
+            is_instance=lambda value: True,
+            str_from_instance=lambda value: [word(v) for v in value] if many else [word(value)],
+        )
+
+    return rules
+
+
+def metavar(kind: Any) -> str:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        return f"[{METAVARS.get(args[0], 'X') if args else 'X'} ...]"
+    names = [METAVARS.get(a, "none" if a is type(None) else str(a)) for a in args]  # a union, or choices
+    return METAVARS.get(kind) or "|".join(names)
+
+
+def word(value: Any) -> str:
+    """A value as one would type it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return " ".join(map(word, value)) or "-"
+    return str(value) if value != "" else "''"
+
+
+def condense(box: str) -> str:
+    """tyro's framed message in one line: what is wrong, without the frame and the advice below."""
+    inside = []
+    for raw in box.splitlines():
+        text = raw.strip().strip("│|").strip()
+        if text.startswith(("╭", "╰")):
+            continue
+        if text.startswith(("───", "Argument helptext")):
+            break
+        inside.append(text)
+    said = " ".join(" ".join(inside).split()).removeprefix("Error parsing ")
+    for pattern, ours in PHRASES:
+        said = re.sub(pattern, ours, said)
+    return said or "this command line cannot be read"
+
+
+PHRASES = (
+    (r"^Unrecognized options: (.*)$", r"what is '\1' meant to be?"),
+    (r"^Missing value for argument '(.*)'\..*$", r"\1: expected a value"),
+    (r"^Missing from (kumite \w+): (\w+) .*$", r"which \2? see \1 --help"),
+)
+
+
+def _at(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = getattr(config, part)
+    return config
+
+
+# --- talking -------------------------------------------------------------------------------------------------------
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Columns as wide as they need; the last one runs on."""
+    lines = [tuple(head), *(tuple(row) for row in rows)]
+    wide = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    for line in lines:
+        print("  ".join(cell.ljust(w) for cell, w in zip(line, wide, strict=True)).rstrip())
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def complain(text: str, code: int) -> int:
+    print(f"kumite: {_line(text)}", file=sys.stderr)
+    return code
+
+
+@contextlib.contextmanager
+def talking(quiet: bool) -> Iterator[None]:
+    """kumite's warnings take one line each; quiet: none."""
+    with warnings.catch_warnings():
+        if quiet:
+            warnings.simplefilter("ignore")
+        usual = warnings.showwarning
+
+        def show(message: Any, category: Any, *where: Any, **more: Any) -> None:
+            if category.__module__.startswith("kumite"):
+                print(f"kumite: {_line(str(message))}", file=sys.stderr)
+            else:
+                usual(message, category, *where, **more)
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        with talking("--quiet" in words):
+            return dispatch(words)
+    except UserError as e:
+        return complain(str(e), 2)
+    except RunError as e:
+        return complain(str(e), 1)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output left: kumite algos | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except SystemExit as e:
+        return e.code if isinstance(e.code, int) else 0 if e.code is None else complain(str(e.code), 2)
+
+
+def dispatch(words: list[str]) -> int:
+    if not words or words[0] in (*HELP_FLAGS, "help"):
+        commands = "\n".join(f"  {name:<9} {command.about}" for name, command in COMMANDS.items())
+        print(HELP.format(commands=commands), end="")
+        return 0 if words else 2
+    if words[0] in ("--version", "version"):
+        from kumite import __version__
+
+        print(f"kumite {__version__}")
+        return 0
+    if words[0] not in COMMANDS:
+        near = difflib.get_close_matches(words[0], COMMANDS, n=1, cutoff=0.5)
+        hint = f"; did you mean '{near[0]}'?" if near else f" (commands: {', '.join(COMMANDS)})"
+        raise UserError(f"unknown command '{words[0]}'{hint}")
+    return COMMANDS[words[0]].run(words[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
