@@ -568,7 +568,7 @@ def talking(quiet: bool) -> Iterator[None]:
             else:
                 usual(message, category, *where, **more)
 
-        warnings.showwarning = show  # type: ignore[assignment]
+        warnings.showwarning = show
         yield
 
 

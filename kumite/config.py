@@ -598,7 +598,14 @@ class Block(NamedTuple):
     values: Mapping[str, Any]
 
     def matches(self, env_name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, p.strip()) for p in self.pattern.split("|") for name in _names(env_name))
+        """Patterns are joined by |; a leading ! takes names out again."""
+        parts = [p.strip() for p in self.pattern.split("|")]
+        wanted, unwanted = [p for p in parts if p[:1] != "!"], [p[1:] for p in parts if p[:1] == "!"]
+
+        def named(patterns: list[str]) -> bool:
+            return any(fnmatch.fnmatchcase(name, p) for p in patterns for name in _names(env_name))
+
+        return named(wanted) and not named(unwanted)
 
 
 def _names(env_name: str) -> Iterator[str]:
