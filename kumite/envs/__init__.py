@@ -104,10 +104,11 @@ def _make_called(
     factory: Callable[..., Any], num_envs: int, seed: int, config: EnvConfig, render: bool, name: str = ""
 ) -> VecEnv:
     from kumite.envs import ids
+    from kumite.envs.episode import accepts
     from kumite.envs.gymnasium import from_makers
 
     kwargs = ids.keywords(config.kwargs)
-    if ids.accepts(factory, "num_envs") and not _takes_anything(factory):
+    if accepts(factory, "num_envs") and not _takes_anything(factory):
         made = factory(num_envs=num_envs, **kwargs)
         if isinstance(made, VecEnv):
             return made
@@ -127,14 +128,14 @@ def name_of(env: Any) -> str:
     """The name for run folders and presets: the id where there is one, else the name of the class or function."""
     if isinstance(env, str):
         return env.removeprefix("gym:")
-    spec = getattr(env, "spec", None)
-    if getattr(spec, "id", None):
-        return str(spec.id)
+    name = getattr(getattr(env, "spec", None), "id", None)
+    if name:
+        return str(name)
     if isinstance(env, partial):
         return name_of(env.func)
     if isinstance(env, type) or (callable(env) and not hasattr(env, "step")):
-        name = getattr(env, "__name__", type(env).__name__)
-        return "env" if name == "<lambda>" else str(name)
+        called = getattr(env, "__name__", type(env).__name__)
+        return "env" if called == "<lambda>" else str(called)
     return type(getattr(env, "unwrapped", env)).__name__
 
 

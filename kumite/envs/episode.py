@@ -292,7 +292,7 @@ def velocities(env: Any) -> tuple[int, ...]:
     name = getattr(getattr(env, "spec", None), "id", "") or ""
     family = name.split("/")[-1].split("-")[0]
     if family in ("Humanoid", "HumanoidStandup"):
-        found = _HUMANOID.get(env.observation_space.shape[0])
+        found = _HUMANOID.get(getattr(env, "single_observation_space", env.observation_space).shape[0])
     else:
         found = _CLASSIC.get(family)
     if found is None:

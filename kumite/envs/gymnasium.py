@@ -247,12 +247,12 @@ class GymVec(VecEnv):
                 terminated[i], truncated[i], over[i] = end, cut, True
                 ended.append(i)
         while (i := self.native.check(out)) >= 0:
-            err = self.copies[i].broken(self.native.describe(out, i), actions[i])
+            what = self.copies[i].broken(self.native.describe(out, i), actions[i])
             if not self.copies[i].length:
-                self._replace(i, err)
+                self._replace(i, what)
                 self._begin(i, out)
                 continue
-            self._drop(i, err, out, reward, terminated, truncated)
+            self._drop(i, what, out, reward, terminated, truncated)
             ended = [j for j in ended if j != i]
         return ticks, [(i, x.total, x.length, x.success) for i in ended for x in (self.copies[i],)]
 
@@ -299,17 +299,27 @@ class GymVec(VecEnv):
             v[i] = self.last[k][i]
         reward[i], terminated[i], truncated[i], self.over[i] = 0.0, False, True, True
 
-    def _replace(self, i: int, err: Broken) -> None:
+    def _replace(self, i: int, err: RunError) -> None:
         """A fresh copy and a fresh episode number, or the error."""
-        if self.config.on_error != "restart":
-            raise err
-        self.crashes[i] = 1 if self.copies[i].length >= SOUND else self.crashes[i] + 1
-        if self.crashes[i] > CRASHES:
-            raise RunError(f"{err}; {CRASHES} restarts in a row did not help") from err
+        while True:
+            if self.config.on_error != "restart":
+                raise err
+            self.crashes[i] = 1 if self._length(i) >= SOUND else self.crashes[i] + 1
+            if self.crashes[i] > CRASHES:
+                raise RunError(f"{err}; {CRASHES} restarts in a row did not help") from err
+            self.restarts += 1
+            self.episode[i] += 1
+            try:
+                return self._renew(i)
+            except (RunError, UserError) as again:
+                err = RunError(str(again))
+
+    def _renew(self, i: int) -> None:
         self.copies[i].close()
-        self.restarts += 1
-        self.episode[i] += 1
         self.copies[i] = open_copy(self.makers[i], i, self.config, derive(self.seed, i, self.episode[i]))
+
+    def _length(self, i: int) -> int:
+        return self.copies[i].length
 
     # Small parts.
 

@@ -127,10 +127,9 @@ class Native:
 
     def write(self, obs: Any, out: dict[str, Array], row: int) -> None:
         """Encode one observation into row `row` of the arrays."""
-        if self._plain is not None and obs.__class__ is np.ndarray:
-            if obs.shape == self._plain and obs.dtype.kind in "fiub":
-                out["obs"][row] = obs
-                return
+        if obs.__class__ is np.ndarray and obs.shape == self._plain and obs.dtype.kind in "fiub":
+            out["obs"][row] = obs
+            return
         for leaf in self.leaves:
             _put(leaf, _pick(obs, leaf.path), (), out[leaf.target][row])
 
@@ -541,7 +540,7 @@ def _number(v: Any) -> float | int | str:
     v = v.item()
     if isinstance(v, float) and not math.isfinite(v):
         return "nan" if math.isnan(v) else ("inf" if v > 0 else "-inf")
-    return v  # type: ignore[no-any-return]
+    return v
 
 
 def _unnumbers(data: Any, dtype: np.dtype[Any]) -> Array:

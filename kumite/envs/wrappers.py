@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,39 +139,53 @@ class FrameStack(Wrapper):
             spec = env.obs_space[key]
             shape = (spec.shape[0] * k, *spec.shape[1:])
             self.obs_space[key] = replace(spec, shape=shape, choices=spec.choices * k, stack=k)
-        self.frames: dict[str, Tensor] = {}
-        self.over = torch.zeros(env.slots, dtype=torch.bool)
+        # Arrays where the tensors live on the CPU: torch would wake its threads for a copy this small.
+        self.frames: dict[str, Any] = {}
+        self.over = np.zeros(env.slots, bool)
 
     def _first(self, step: Step) -> Step:
-        self.over = torch.ones(self.slots, dtype=torch.bool)
+        self.over = np.ones(self.slots, bool)
         self.frames = {
-            key: torch.zeros(self.slots, *self.obs_space[key].shape, dtype=x.dtype, device=x.device)
+            key: _raw(torch.zeros(self.slots, *self.obs_space[key].shape, dtype=x.dtype, device=x.device))
             for key, x in step.obs.items()
             if key in self.keys
         }
         return self._next(step)
 
     def _next(self, step: Step) -> Step:
-        who = slice(None) if step.slot is None else step.slot.cpu()
-        fresh = self.over[who]
+        who = slice(None) if step.slot is None else step.slot.numpy(force=True)
+        fresh = np.flatnonzero(self.over[who])
         obs = dict(step.obs)
         for key in self.keys:
-            new = step.obs[key]
-            joined = torch.cat([self.frames[key][who][:, new.shape[1] :], new], 1)
-            if fresh.any():
-                joined[fresh.to(new.device), : -new.shape[1]] = 0
+            new = _raw(step.obs[key])
+            size = new.shape[1]
+            old = self.frames[key][who]
+            joined = _empty_like(old)
+            joined[:, :-size] = old[:, size:]
+            joined[:, -size:] = new
+            for i in fresh:
+                joined[i, :-size] = 0
             self.frames[key][who] = joined
-            obs[key] = joined
-        self.over[who] = step.over.cpu()
+            obs[key] = torch.from_numpy(joined) if isinstance(joined, np.ndarray) else joined
+        self.over[who] = step.over.numpy(force=True)
         return step._replace(obs=obs)
 
     def state(self) -> dict[str, Any]:
-        frames = {key: x.clone() for key, x in self.frames.items()}
-        return {"env": self.env.state(), "frames": frames, "over": self.over.clone()}
+        frames = {key: torch.as_tensor(x).clone() for key, x in self.frames.items()}
+        return {"env": self.env.state(), "frames": frames, "over": torch.from_numpy(self.over.copy())}
 
     def restore(self, state: dict[str, Any]) -> bool:
-        frames = {key: x.clone() for key, x in state["frames"].items()}
-        if any(tuple(frames[key].shape[1:]) != self.obs_space[key].shape for key in self.keys):
+        frames = {key: _raw(x.clone()) for key, x in state["frames"].items()}
+        want = {key: (self.slots, *self.obs_space[key].shape) for key in self.keys}
+        if {key: tuple(x.shape) for key, x in frames.items()} != want:
             return False
-        self.frames, self.over = frames, state["over"].clone()
+        self.frames, self.over = frames, state["over"].numpy(force=True).copy()
         return self.env.restore(state["env"])
+
+
+def _raw(x: Tensor) -> Any:
+    return x.numpy() if x.device.type == "cpu" else x
+
+
+def _empty_like(x: Any) -> Any:
+    return np.empty_like(x) if isinstance(x, np.ndarray) else torch.empty_like(x)
