@@ -25,7 +25,7 @@ from kumite.envs.copies import source
 from kumite.errors import RunError, UserError
 from kumite.evaluate import Evaluation, copies, evaluate
 from kumite.log import Logger
-from kumite.machine import manifest, pays_to_compile, pick_device, pick_threads, threads
+from kumite.machine import manifest, pays_to_compile, pick_device, pick_precision, pick_threads, products, threads
 from kumite.nn.cores import forget
 from kumite.runs import Stop, find, open_folder, pick_checkpoint
 from kumite.schedules import Every
@@ -126,6 +126,7 @@ class Agent:
             run = self.run or self._start()
             self._plan(run, until)
             stack.enter_context(threads(run.threads))
+            stack.enter_context(products(run.precision))
             hooks = {"eval": self._evaluate_hook, "log": log_metrics, "save": self._save_hook}
             try:
                 online(run, until, hooks, lambda: self._check(run, callback))
@@ -154,7 +155,7 @@ class Agent:
             (self.path / "manifest.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
         run = RunState(self.algo, self.env, self.config.seed, self._logger(), self.device)
         widest = max((p.shape[-1] for p in self.algo.parameters() if p.dim() > 1), default=1)
-        run.threads = pick_threads(self.config.threads, widest)
+        run.threads, run.precision = pick_threads(self.config.threads), pick_precision(widest)
         run.timers = {name: Every(0) for name in ("eval", "log", "save")}
         if self.saved:
             run.restore(self.saved)

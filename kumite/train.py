@@ -45,6 +45,7 @@ class RunState:
         self.best = -math.inf
         self.last_eval: float | None = None
         self.threads = 1
+        self.precision = "highest"
         self.compiled: bool | None = None  # decided once per run: a resumed run computes as before
         self.meter = Meter()
         self.timers: dict[str, Every] = {}

@@ -5,6 +5,7 @@ Its moments, step count and learning rate are buffers: checkpoints find them, th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,8 +32,9 @@ class Adam(nn.Module):
         for i, (_, p) in enumerate(net.named_parameters()):
             self.register_buffer(f"m{i}", torch.zeros_like(p))
             self.register_buffer(f"v{i}", torch.zeros_like(p))
-        self.register_buffer("t", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("lr", torch.tensor(lr, dtype=torch.float64))
+        # float32: a compiled graph (torch 2.13, CPU) silently loses in-place changes of 0-d float64 tensors
+        self.register_buffer("t", torch.zeros(()))
+        self.register_buffer("lr", torch.tensor(lr))
         self.t: Tensor
         self.lr: Tensor
 
@@ -69,12 +71,12 @@ class Adam(nn.Module):
         torch._foreach_mul_(v, b2)
         torch._foreach_addcmul_(v, grads, grads, 1 - b2)
         denominator = torch._foreach_sqrt(v)
-        torch._foreach_div_(denominator, (1 - b2**self.t).sqrt().float())
+        torch._foreach_div_(denominator, (-torch.expm1(self.t * math.log(b2))).sqrt())
         torch._foreach_add_(denominator, self.eps)
         step = torch._foreach_div(m, denominator)
-        torch._foreach_mul_(step, (-self.lr / (1 - b1**self.t)).float())
+        torch._foreach_mul_(step, self.lr / torch.expm1(self.t * math.log(b1)))  # expm1(t log b) = b^t - 1 < 0
         if self.weight_decay:
-            torch._foreach_mul_(params, (1 - self.lr * self.weight_decay).float())
+            torch._foreach_mul_(params, 1 - self.lr * self.weight_decay)
         torch._foreach_add_(params, step)
 
 
