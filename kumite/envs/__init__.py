@@ -90,14 +90,14 @@ def _make_object(env: Any, num_envs: int, seed: int, config: EnvConfig) -> VecEn
 
         if num_envs not in (1, env.num_envs):
             raise UserError(f"the vector environment holds {env.num_envs} copies, and --num-envs asks for {num_envs}")
-        return BatchVec(env, seed, config)
+        return BatchVec(env, seed, config, owned=False)
     if num_envs != 1:
         raise UserError(f"one Env object is one copy; give a callable that makes copies to have {num_envs} of them")
     if config.mode == "workers" or config.on_error == "restart":
         raise UserError("an Env object cannot be made anew in a worker or after a crash; give a callable that makes it")
     from kumite.envs.gymnasium import GymVec
 
-    return GymVec([lambda: env], seed, config)
+    return GymVec([lambda: env], seed, config, owned=False)
 
 
 def _make_called(
@@ -112,7 +112,11 @@ def _make_called(
         made = factory(num_envs=num_envs, **kwargs)
         if isinstance(made, VecEnv):
             return made
-        return _make_object(made, num_envs, seed, config)
+        if hasattr(made, "single_action_space"):
+            from kumite.envs.vector import BatchVec
+
+            return BatchVec(made, seed, config)
+        raise UserError(f"a callable that takes num_envs must give a vector environment, not {type(made).__name__}")
     if name:
         return from_makers(ids.makers(ids.call_named, num_envs, render, name, kwargs), seed, config)
     return from_makers(ids.makers(ids.call_factory, num_envs, render, factory, kwargs), seed, config)
@@ -151,7 +155,7 @@ def listing() -> list[tuple[str, bool, str, list[str]]]:
         family("gymnasium classic", "gymnasium", "", "CartPole-v1 Pendulum-v1 Acrobot-v1 MountainCarContinuous-v0"),
         family("gymnasium Box2D", "Box2D", "box2d", "LunarLander-v3 BipedalWalker-v3 CarRacing-v3"),
         family("gymnasium MuJoCo", "mujoco", "mujoco", "HalfCheetah-v5 Hopper-v5 Walker2d-v5 Ant-v5 Humanoid-v5"),
-        family("dm_control", "dm_control", "dmc", "dmc:walker-walk dmc:cheetah-run dmc:humanoid-run"),
+        family("dm_control", "dm_control", "dmc", "dmc:walker-walk dmc:cheetah-run dmc:humanoid-run dmc:dog-run"),
         family("Atari", "ale_py", "atari", "atari:Pong atari:Breakout atari:MsPacman"),
         family("EnvPool", "envpool", "envpool", "envpool:HalfCheetah-v4 envpool:Pong-v5 envpool:CartPole-v1"),
         family(

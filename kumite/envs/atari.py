@@ -1,8 +1,8 @@
 """Atari games `atari:Pong`, by ALE's own vector environment with every option named.
 
 84 x 84 grey frames, each the maximum of the last two of four; up to 30 no-ops and fire at a reset; sticky actions;
-games of at most 108,000 frames. Rewards come raw: the learner's are signs by default (`--env.reward-transform`), the returns
-are the game's. Four frames are stacked by default (`--env.frame-stack`).
+games of at most 108,000 frames. Rewards come raw: the learner's are signs by default (`--env.reward-transform`), the
+returns are the game's. Four frames are stacked by default (`--env.frame-stack`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from kumite.envs import ids
 from kumite.envs.base import EnvConfig, VecEnv
+from kumite.envs.episode import refuse_foreign
 from kumite.envs.pool import AtariVec, Said
 from kumite.envs.spaces import Array, Native
 from kumite.envs.vector import refuse_inner
@@ -47,6 +48,9 @@ class Ale:
 def make(name: str, num_envs: int, seed: int, config: EnvConfig, render: bool) -> VecEnv:
     """`atari:MsPacman`, also written `atari:ms_pacman` or `atari:ALE/MsPacman-v5`."""
     refuse_inner(config, "Atari, whose frame skip is 4 already")
+    refuse_foreign(config, "batch")
+    if config.hide or config.mask_velocity:
+        raise UserError("--env.hide and --env.mask-velocity drop entries of a vector, and Atari shows pictures")
     if config.mode == "workers":
         raise UserError("Atari games run in threads of their own: use --env.mode sync, or the gymnasium id ALE/...-v5")
     try:

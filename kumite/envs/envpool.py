@@ -23,8 +23,10 @@ from kumite.errors import UserError, missing_extra, nearest
 ATARI_FRAMES, ATARI_SKIP = 108_000, 4
 # The games whose second action is not fire.
 FIRELESS = frozenset(
-    """Asterix Backgammon CrazyClimber Freeway Frogger JourneyEscape Koolaid KungFuMaster LostLuggage MsPacman Pacman
-    Skiing Surround Tutankham VideoCheckers""".split()
+    {
+        *("Asterix", "Backgammon", "CrazyClimber", "Freeway", "Frogger", "JourneyEscape", "Koolaid", "KungFuMaster"),
+        *("LostLuggage", "MsPacman", "Pacman", "Skiing", "Surround", "Tutankham", "VideoCheckers"),
+    }
 )
 
 

@@ -129,6 +129,8 @@ class Copy:
         return self.native.check({k: v[row : row + 1] for k, v in out.items()}) < 0
 
     def broken(self, what: Exception | str, action: Any = None) -> Broken:
+        if isinstance(what, ValueError) and "to unpack" in str(what) and __file__.endswith(_file(what)):
+            what = BadObservation("step() must return (observation, reward, terminated, truncated, info)")
         if isinstance(what, BadObservation | str):
             text = f"gave {what}" if isinstance(what, str) else f"failed: {what}"
         else:
@@ -168,14 +170,8 @@ class Copy:
         elif self.legal == "info":
             mask = info.get("action_mask")
             out["mask"][row] = True if mask is None else np.asarray(mask).ravel() != 0
-        legal = out["mask"][row]
-        at = 0
-        for n in self.native.branches:
-            if not legal[at : at + n].any():
-                if not over:
-                    raise BadObservation("no action is legal, and the episode is not over")
-                legal[at : at + n] = True  # the agent still answers a last observation; nobody obeys
-            at += n
+        if self.native.allow(out["mask"][row : row + 1], np.array([over])) >= 0:
+            raise BadObservation("no action is legal, and the episode is not over")
 
 
 def open_copy(maker: Callable[[], Any], index: int, config: EnvConfig, seed: int) -> Copy:
@@ -255,7 +251,12 @@ def short(value: Any) -> str:
 def origin(err: BaseException) -> str:
     """' at file.py:12', the innermost line that raised."""
     frames = traceback.extract_tb(err.__traceback__)
-    return f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    return f" at {_file(err)}:{frames[-1].lineno}" if frames else ""
+
+
+def _file(err: BaseException) -> str:
+    frames = traceback.extract_tb(err.__traceback__)
+    return os.path.basename(frames[-1].filename) if frames else ""
 
 
 # Velocities. Positions come first in these observations; a table is short because the layouts never change.
@@ -300,6 +301,14 @@ def velocities(env: Any) -> tuple[int, ...]:
             f"--env.mask-velocity does not know the velocities of {name or type(env).__name__}; use --env.hide"
         )
     return found
+
+
+def refuse_foreign(config: EnvConfig, *names: str) -> None:
+    """A setting that this simulator does not know must not be lost in silence."""
+    homes = {"batch": "EnvPool", "episodic_life": "Atari (atari:..., envpool:...)"}
+    for name in names:
+        if getattr(config, name):
+            raise UserError(f"--env.{name.replace('_', '-')} is for {homes[name]} only")
 
 
 def accepts(fn: Callable[..., Any], name: str) -> bool:

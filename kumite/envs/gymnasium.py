@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kumite.envs import ids
 from kumite.envs.base import EnvConfig, VecEnv, derive
-from kumite.envs.episode import Broken, open_copy
+from kumite.envs.episode import Broken, open_copy, refuse_foreign
 from kumite.envs.spaces import Array
 from kumite.errors import RunError, UserError
 from kumite.types import Episodes, Spec, Step
@@ -74,12 +74,16 @@ class GymVec(VecEnv):
 
     restorable = True
 
-    def __init__(self, makers: Sequence[Maker], seed: int = 0, config: EnvConfig | None = None) -> None:
+    def __init__(
+        self, makers: Sequence[Maker], seed: int = 0, config: EnvConfig | None = None, owned: bool = True
+    ) -> None:
+        self.owned = owned
         self.config = config or EnvConfig()
         if self.config.action_repeat < 1:
             raise UserError("--env.action-repeat must be at least 1")
         if self.config.on_error not in ("raise", "restart"):
             raise UserError(f"--env.on-error is raise or restart, not '{self.config.on_error}'")
+        refuse_foreign(self.config, "batch", "episodic_life")
         self.makers = list(makers)
         self.slots = len(self.makers)
         if not self.slots:
@@ -115,7 +119,7 @@ class GymVec(VecEnv):
             raise RunError("reset the environment before the first action")
         if self.sent is not None:
             raise RunError("an action was sent twice without asking for the answer")
-        c, d = action["c"].detach().cpu().numpy().copy(), action["d"].detach().cpu().numpy().copy()
+        c, d = action["c"].numpy(force=True).copy(), action["d"].numpy(force=True).copy()
         if slot is not None and (len(slot) != self.slots or not torch.equal(slot.cpu(), torch.arange(self.slots))):
             raise RunError("every copy of this environment answers at once: send the actions of all slots, in order")
         self.native.refuse(c, d, self.slots, ~np.array(self.over) if True in self.over else None)
@@ -275,7 +279,7 @@ class GymVec(VecEnv):
         return self.copies[0].render()
 
     def close(self) -> None:
-        for copy in self.copies:
+        for copy in self.copies if self.owned else ():
             copy.close()
 
     # Broken copies.

@@ -97,6 +97,8 @@ def _register(package: str, extra: str) -> None:
         if err.name != package:
             raise
         raise missing_extra(package, extra) from None
+    if package == "ale_py":
+        module.ALEInterface.setLoggerMode(module.LoggerMode.Error)  # no banner
     gymnasium.register_envs(module)
 
 

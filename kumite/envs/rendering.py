@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from functools import cache
+from importlib.util import find_spec
 
 from kumite.errors import UserError
 
@@ -34,7 +35,7 @@ def works(backend: str) -> bool:
 
 def prepare_mujoco() -> None:
     """Choose a renderer that works, where nobody chose one and there is no display."""
-    if os.environ.get("MUJOCO_GL"):
+    if os.environ.get("MUJOCO_GL") or find_spec("mujoco") is None:
         return
     if sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         return

@@ -167,6 +167,21 @@ class Native:
                 return f"{word} in the observation '{name}'"
         return "an observation outside its space"
 
+    def allow(self, mask: Array, over: Array) -> int:
+        """The first row [N, sum K] in which a branch has no legal choice though its episode goes on, or -1.
+
+        After a last observation everything is legal: the agent still answers, and nobody obeys.
+        """
+        at = 0
+        for n in self.branches:
+            stuck = ~mask[:, at : at + n].any(axis=1)
+            if stuck.any():
+                if (stuck & ~over).any():
+                    return int(np.argmax(stuck & ~over))
+                mask[stuck, at : at + n] = True
+            at += n
+        return -1
+
     # Actions.
 
     def decode_batch(self, c: Array, d: Array) -> Any:
@@ -245,8 +260,10 @@ class Native:
             leaves.append(_leaf(space, path))
 
     def _fits_mask(self, space: Space) -> bool:
-        flags = isinstance(space, (spaces.Box, spaces.MultiBinary)) or (
-            isinstance(space, spaces.MultiDiscrete) and bool((space.nvec == 2).all())
+        flags = (
+            isinstance(space, spaces.MultiBinary)
+            or (isinstance(space, spaces.Box) and bool((space.low >= 0).all() and (space.high <= 1).all()))
+            or (isinstance(space, spaces.MultiDiscrete) and bool((space.nvec == 2).all()))
         )
         return flags and bool(self.branches) and math.prod(space.shape or ()) == sum(self.branches)
 

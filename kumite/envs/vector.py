@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kumite.envs.base import EnvConfig, VecEnv, derive
-from kumite.envs.episode import short, velocities
+from kumite.envs.episode import refuse_foreign, short, velocities
 from kumite.envs.spaces import Array, BadObservation, Native
 from kumite.errors import RunError, UserError
 from kumite.types import Episodes, Step
@@ -124,7 +124,12 @@ class Batch(VecEnv):
         fresh: Array,
         episodes: Episodes | None,
     ) -> Step:
-        self.over[self.everyone if who is None else who] = end | cut
+        over = end | cut
+        if "mask" in out:
+            row = self.native.allow(out["mask"], over)
+            if row >= 0:
+                raise self._broken(row if who is None else int(who[row]), "no legal action in mid-episode", None, row)
+        self.over[self.everyone if who is None else who] = over
         return Step(
             {k: torch.from_numpy(v) for k, v in out.items()},
             torch.from_numpy(reward.astype(np.float32)),
@@ -158,8 +163,10 @@ class Batch(VecEnv):
 class BatchVec(Batch):
     """A gymnasium VectorEnv. It cannot be put back where it was."""
 
-    def __init__(self, env: Any, seed: int = 0, config: EnvConfig | None = None) -> None:
+    def __init__(self, env: Any, seed: int = 0, config: EnvConfig | None = None, owned: bool = True) -> None:
         from gymnasium.vector import AutoresetMode
+
+        self.owned = owned
 
         config = config or EnvConfig()
         refuse_inner(config, "a vector environment")
@@ -172,6 +179,7 @@ class BatchVec(Batch):
                 "to gymnasium.vector.AutoresetMode.NEXT_STEP, SAME_STEP or DISABLED"
             ) from None
         self.env = env
+        refuse_foreign(config, "batch", "episodic_life")
         if config.max_steps:
             raise UserError("--env.max-steps is for environments made by their id; limit the vector environment itself")
         hide = tuple(config.hide) + (velocities(env) if config.mask_velocity else ())
@@ -218,7 +226,8 @@ class BatchVec(Batch):
         return self.queue.popleft()
 
     def close(self) -> None:
-        self.env.close()
+        if self.owned:
+            self.env.close()
 
     def render(self) -> Any:
         pictures = self.env.render()

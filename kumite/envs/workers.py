@@ -43,6 +43,7 @@ class Worker:
     def __init__(self, index: int, memory_fd: int) -> None:
         self.index = index
         self.sock, theirs = socket.socketpair()
+        self.sock.settimeout(START)
         with theirs:
             command = [sys.executable, "-P", "-c", BOOT, json.dumps(sys.path), str(theirs.fileno()), str(memory_fd)]
             self.process = subprocess.Popen(
