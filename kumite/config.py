@@ -486,12 +486,14 @@ LIMITS: dict[str, tuple[float, float]] = {
 
 
 def check(config: Any) -> None:
-    """Numbers within their limits, and only known places for metrics."""
+    """Numbers within their limits, a name that is one, and only known places for metrics."""
     for key, value in flat(config).items():
         low, high = LIMITS.get(key.rpartition(".")[2], (-math.inf, math.inf))
         if isinstance(value, (int, float)) and not low <= value <= high:
             wanted = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
             raise UserError(f"{key}: expected {wanted}, got {value}")
+    if config.name in (".", "..") or any(mark in config.name for mark in "/\\\0"):
+        raise UserError(f"name: expected the plain name of a folder, got {config.name!r}")
     from kumite.log import check_sinks
 
     check_sinks(config.track)
