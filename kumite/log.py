@@ -310,7 +310,7 @@ class TensorBoard(Sink):
         self.old: dict[str, int] = {}
         self.file: Growing | None = None
         self.waiting: deque[bytes] = deque(maxlen=self.WAITING)
-        self.last = -1
+        self.last = self.written = -1  # newest step
 
     def metrics(self, env_step: int, time_s: float, values: Mapping[str, float]) -> None:
         tags = {tag.encode("utf-8", "replace").decode(): float(x) for tag, x in values.items()}
@@ -336,6 +336,7 @@ class TensorBoard(Sink):
         assert self.file is not None
         self.file.append((b"" if self.file.size else self._head()) + b"".join(self.waiting))
         self.waiting.clear()
+        self.written = self.last
 
     def _head(self) -> bytes:
         """A reader that has seen more of an earlier file forgets it from this step on."""
@@ -343,7 +344,7 @@ class TensorBoard(Sink):
         if not self.old:
             return head
         start = self.event.SessionLog(status=self.event.SessionLog.START)
-        return head + self._record(step=self.last + 1, session_log=start)
+        return head + self._record(step=self.written + 1, session_log=start)
 
     def _open(self) -> None:
         """Readers take the files of a folder in the order of their names, which begin with the time."""
@@ -359,7 +360,8 @@ class TensorBoard(Sink):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.waiting.clear()
-        self.file, self.last = None, int(state["last"])
+        self.file = None
+        self.last = self.written = int(state["last"])
         self.old = {str(name): int(size) for name, size in state["files"].items()}
         for path in self.folder.glob(f"{EVENTS}*"):
             if path.name in self.old:
@@ -555,13 +557,16 @@ class Logger:
     def state(self) -> dict[str, Any]:
         """JSON: what `restore` needs to continue these very files."""
         self.flush()
+        states: dict[str, Any] = {}
+        for name, sink in self.sinks.items():
+            self._try(name, lambda name=name, sink=sink: states.update({name: sink.state()}))  # type: ignore[misc]
         return {
             "time_s": self.time_s,
             "mark": list(self.mark),
             "returns": list(self.returns),
             "lengths": list(self.lengths),
             "success": list(self.success),
-            "sinks": {name: sink.state() for name, sink in self.sinks.items()},
+            "sinks": states,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
