@@ -97,6 +97,7 @@ class GymVec(VecEnv):
         self.sent: tuple[Array, Array] | None = None
         self._open()
         self.action = self.native.action
+        self.nothing = np.zeros((self.slots, 0), np.float32), np.zeros((self.slots, 0), np.int64)
         self.obs_space = dict(self.native.obs_space)
         if self.legal in ("method", "info"):
             self.obs_space["mask"] = Spec((sum(self.native.branches),), torch.bool)
@@ -119,7 +120,8 @@ class GymVec(VecEnv):
             raise RunError("reset the environment before the first action")
         if self.sent is not None:
             raise RunError("an action was sent twice without asking for the answer")
-        c, d = action["c"].numpy(force=True).copy(), action["d"].numpy(force=True).copy()
+        c = action["c"].numpy(force=True).copy() if self.action.continuous else self.nothing[0]
+        d = action["d"].numpy(force=True).copy() if self.action.branches else self.nothing[1]
         if slot is not None and (len(slot) != self.slots or not torch.equal(slot.cpu(), torch.arange(self.slots))):
             raise RunError("every copy of this environment answers at once: send the actions of all slots, in order")
         self.native.refuse(c, d, self.slots, ~np.array(self.over) if True in self.over else None)
@@ -212,9 +214,10 @@ class GymVec(VecEnv):
             if not (same and copy.native.action_native == first.native.action_native):
                 raise UserError(f"environment {copy.index} has other spaces than environment 0; all copies must agree")
         self.native, self.legal, self.horizon = first.native, first.legal, first.horizon
+        self.layout = [(k, x.shape, x.dtype) for k, x in first.blank(self.slots).items()]
 
     def _blank(self) -> dict[str, Array]:
-        return self.copies[0].blank(self.slots)
+        return {k: np.empty(shape, dtype) for k, shape, dtype in self.layout}
 
     def _begin_all(self, out: dict[str, Array]) -> None:
         for i in range(self.slots):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Space = spaces.Space[Any]
 SUPPORTED = "Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these"
+ALL = np.logical_and.reduce  # half the cost of .all() on the few numbers of a step
 HUGE = 1e30  # a bound beyond this is a way of writing "none"
 SMALLEST_IMAGE = 7  # MiniGrid's view; arrays with fewer rows or columns are plain numbers
 
@@ -81,6 +82,8 @@ class Native:
         self.branches: tuple[int, ...] = ()
         self._decode = self._plan_action(action_space, "the action space")
         self._choices = np.array(self.branches, dtype=np.uint64)
+        # The rows of such a batch are native actions as they are.
+        self._flat_action = isinstance(action_space, spaces.Discrete) or bool(action_space.shape)
         leaves: list[Leaf] = []
         self._plan_obs(obs_space, (), leaves)
         self.leaves, self.fields = _arrange(leaves, self.hide, flatten)
@@ -153,7 +156,7 @@ class Native:
         """The first row that holds a value no observation may have, or -1."""
         for name, field in self.fields.items():
             x = out[name]
-            if field.dtype == "float32" and not math.isfinite(np.add.reduce(x, axis=None)):
+            if field.dtype == "float32" and not ALL(np.isfinite(x), axis=None):
                 finite = np.isfinite(x).reshape(len(x), -1).all(axis=1)
                 if not finite.all():
                     return int(np.argmin(finite))
@@ -191,9 +194,9 @@ class Native:
     def decode(self, c: Array, d: Array) -> list[Any]:
         """A native action per row."""
         batch = self._decode(c, d)
-        if isinstance(batch, np.ndarray):
+        if self._flat_action:
             return list(batch)
-        return [_row(batch, i) for i in range(len(c))]
+        return [_row(self.action_native, batch, i) for i in range(len(c))]
 
     def refuse(self, c: Array, d: Array, rows: int, alive: Array | None = None) -> None:
         """Stop an action that no simulator should see; some of them would go on in silence."""
@@ -203,7 +206,7 @@ class Native:
                 f"expected {(rows, self.continuous)} and {(rows, len(self.branches))}"
             )
         bad = None
-        if self.continuous and not math.isfinite(np.add.reduce(c, axis=None)):
+        if self.continuous and not ALL(np.isfinite(c), axis=None):
             bad = ~np.isfinite(c).all(axis=1)
         if self.branches and (d.view(np.uint64) >= self._choices).any():
             outside = (d.view(np.uint64) >= self._choices).any(axis=1)
@@ -469,12 +472,12 @@ def _named(path: tuple[Any, ...]) -> str:
     return f" '{'.'.join(map(str, path))}'" if path else ""
 
 
-def _row(batch: Any, i: int) -> Any:
-    if isinstance(batch, dict):
-        return {k: _row(v, i) for k, v in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(_row(v, i) for v in batch)
-    return batch[i]
+def _row(space: Space, batch: Any, i: int) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {k: _row(sub, batch[k], i) for k, sub in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_row(sub, part, i) for sub, part in zip(space.spaces, batch))
+    return batch[i] if isinstance(space, spaces.Discrete) else batch[i, ...]  # an array even where it has no axes
 
 
 def _bounds(space: spaces.Box, where: str) -> tuple[Array, Array]:
@@ -511,7 +514,7 @@ def space_to_json(space: Space) -> dict[str, Any]:
             "dtype": str(space.dtype),
         }
     if isinstance(space, spaces.MultiBinary):
-        return {"type": "MultiBinary", "shape": list(space.shape)}
+        return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
     if isinstance(space, spaces.Dict):
         return {"type": "Dict", "spaces": [[k, space_to_json(s)] for k, s in space.spaces.items()]}
     if isinstance(space, spaces.Tuple):
@@ -531,7 +534,7 @@ def space_from_json(data: dict[str, Any]) -> Space:
     if kind == "MultiDiscrete":
         return spaces.MultiDiscrete(np.array(data["nvec"]), dtype=data["dtype"], start=np.array(data["start"]))
     if kind == "MultiBinary":
-        return spaces.MultiBinary(data["shape"])
+        return spaces.MultiBinary(data["n"])
     if kind == "Dict":
         return _ordered({k: space_from_json(s) for k, s in data["spaces"]})
     if kind == "Tuple":

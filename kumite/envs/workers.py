@@ -123,6 +123,7 @@ class WorkerVec(GymVec):
             if (hello[0]["observation"], hello[0]["action"]) != (spec["observation"], spec["action"]):
                 raise UserError(f"environment {i} has other spaces than environment 0; all copies must agree")
         self.native = Native.from_json(spec)
+        self.layout = [(k, (self.slots, *shape), np.dtype(dtype)) for k, (shape, dtype) in self.fields.items()]
         self.shared = worker.Memory(self.memory_fd, self.fields, self.slots, grow=True).arrays
         for i in range(self.slots):
             self._share(i)
@@ -150,9 +151,6 @@ class WorkerVec(GymVec):
         self.workers[i].get(time.monotonic() + self.config.timeout)
 
     # The four things GymVec does with its copies.
-
-    def _blank(self) -> dict[str, Array]:
-        return {k: np.empty((self.slots, *shape), dtype) for k, (shape, dtype) in self.fields.items()}
 
     def _begin_all(self, out: dict[str, Array]) -> None:
         self.fresh = set(range(self.slots))

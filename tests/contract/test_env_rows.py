@@ -28,7 +28,7 @@ ROWS = 23
 
 
 def script(first: int, lengths: tuple[int, int]) -> tuple[list[Row], list[tuple[float, int, float]]]:
-    """What Clock does: (time, episode, reward, terminated, truncated) per row, (return, length, success) per episode."""
+    """Clock by hand: (time, episode, reward, terminated, truncated) per row, (return, length, success) per episode."""
     rows: list[Row] = []
     episodes = []
     episode = first
