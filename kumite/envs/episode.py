@@ -45,6 +45,8 @@ class Copy:
         self.native = Native(env.observation_space, env.action_space, hide, config.flatten)
         self.seed = seed
         self.length = 0
+        self.spent = 0
+        """Simulator steps of the last decision."""
         self.total = 0.0
         self.success: float | None = None
         self.first: tuple[int, Any, dict[str, Any]] | None = None
@@ -92,8 +94,9 @@ class Copy:
     def step(self, action: Any, out: dict[str, Array], row: int) -> tuple[float, bool, bool]:
         """Reward, terminated, truncated; the observation goes to that row."""
         try:
-            obs, reward, terminated, truncated, info = self._step(action)
             self.length += 1
+            self.spent = 1
+            obs, reward, terminated, truncated, info = self._step(action)
             if reward.__class__ is not float:
                 reward = number(reward)
             if self.length >= self.limit:
@@ -101,8 +104,9 @@ class Copy:
             for _ in range(1, self.repeat):
                 if terminated or truncated:
                     break
-                obs, more, terminated, truncated, info = self._step(action)
                 self.length += 1
+                self.spent += 1
+                obs, more, terminated, truncated, info = self._step(action)
                 reward += number(more)
                 if self.length >= self.limit:
                     truncated = True

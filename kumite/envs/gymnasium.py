@@ -243,13 +243,12 @@ class GymVec(VecEnv):
                 self.episode[i] += 1
                 self._begin(i, out)
                 continue
-            before = copy.length
             try:
                 reward[i], end, cut = copy.step(actions[i], out, i)
             except Broken as err:
                 self._drop(i, err, out, reward, terminated, truncated)
                 continue
-            ticks += copy.length - before
+            ticks += copy.spent
             if end or cut:
                 terminated[i], truncated[i], over[i] = end, cut, True
                 ended.append(i)
@@ -259,6 +258,7 @@ class GymVec(VecEnv):
                 self._replace(i, what)
                 self._begin(i, out)
                 continue
+            ticks -= self.copies[i].spent
             self._drop(i, what, out, reward, terminated, truncated)
             ended = [j for j in ended if j != i]
         return ticks, [(i, x.total, x.length, x.success) for i in ended for x in (self.copies[i],)]

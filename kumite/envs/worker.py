@@ -136,17 +136,16 @@ def _serve(sock: socket.socket, memory_fd: int, copy: Copy) -> None:
     while True:
         kind, payload = get(sock)
         try:
-            before = copy.length
-            reward, terminated, truncated = 0.0, False, False
+            ticks, reward, terminated, truncated = 0, 0.0, False, False
             if kind == b"S":
                 c, d = np.frombuffer(payload[:wide], np.float32), np.frombuffer(payload[wide:], np.int64)
                 action = native.decode(c[None].copy(), d[None])[0]
                 reward, terminated, truncated = copy.step(action, out, i)
+                ticks = copy.spent
                 if native.check(row) >= 0:
                     raise copy.broken(native.describe(out, i), action)
             elif kind == b"R":
                 copy.begin(SEED.unpack(payload)[0], out, i)
-                before = 0
                 if native.check(row) >= 0:
                     raise copy.broken(native.describe(out, i))
             elif kind == b"M":
@@ -168,7 +167,6 @@ def _serve(sock: socket.socket, memory_fd: int, copy: Copy) -> None:
             put(sock, b"E", str(err).encode())
             continue
         said = math.nan if copy.success is None else copy.success
-        ticks = copy.length - before
         put(sock, b"A", ANSWER.pack(reward, terminated, truncated, ticks, copy.total, copy.length, said))
 
 
