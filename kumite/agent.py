@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,10 +27,10 @@ from kumite.evaluate import Evaluation, copies, evaluate
 from kumite.log import Logger
 from kumite.machine import manifest, pays_to_compile, pick_device, pick_precision, pick_threads, products, threads
 from kumite.nn.cores import forget
+from kumite.rng import Randomness
 from kumite.runs import Stop, find, open_folder, pick_checkpoint
 from kumite.schedules import Every
 from kumite.train import Interrupted, RunState, log_metrics, online
-from kumite.tree import Tree
 from kumite.types import ActionSpec, Spec
 from kumite.video import has_display, video, window
 
@@ -71,14 +71,11 @@ class Agent:
         kind = algorithm(self.name)
         if action.kind not in kind.actions:
             able = [row.title for name, row in ROWS.items() if action.kind in algorithm(name).actions]
-            raise UserError(
-                f"{self.name} cannot do the {action.kind} actions of {self.env_id}; {', '.join(able)} can"
-            )
+            raise UserError(f"{self.name} cannot do the {action.kind} actions of {self.env_id}; {', '.join(able)} can")
         self.obs_space, self.action = obs_space, action
         self.device = pick_device(self.config.device)
-        self.rng = torch.Generator().manual_seed(self.config.seed).get_state()
-        self.rng_inside = False
-        with self._randomness():
+        self.rng = Randomness(self.config.seed, self.device)
+        with self.rng.active():
             self.algo: Algorithm = kind(obs_space, action, self.config.num_envs, self.config).to(self.device)
         self.run: RunState | None = None
         self.saved: dict[str, Any] = {}  # a checkpoint's state until the run is set up
@@ -88,22 +85,6 @@ class Agent:
     def _make_env(self) -> VecEnv:
         c = self.config
         return make_env(self.source, c.num_envs, c.seed, c.env)
-
-    @contextmanager
-    def _randomness(self) -> Iterator[None]:
-        """Torch draws from this agent's own generator inside; the caller's is left as it was."""
-        if self.rng_inside:
-            yield
-            return
-        outside = torch.get_rng_state()
-        torch.set_rng_state(self.rng)
-        self.rng_inside = True
-        try:
-            yield
-        finally:
-            self.rng_inside = False
-            self.rng = torch.get_rng_state()
-            torch.set_rng_state(outside)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -122,7 +103,7 @@ class Agent:
         self.stop = stop = Stop()
         with ExitStack() as stack:
             stack.enter_context(stop.listening())
-            stack.enter_context(self._randomness())
+            stack.enter_context(self.rng.active())
             run = self.run or self._start()
             self._plan(run, until)
             stack.enter_context(threads(run.threads))
@@ -228,7 +209,7 @@ class Agent:
         return True
 
     def _state(self, run: RunState) -> dict[str, Any]:
-        return run.state() | {"rng": torch.get_rng_state() if self.rng_inside else self.rng}
+        return run.state() | {"rng": self.rng}
 
     def _texts(self) -> dict[str, str]:
         obs = {k: asdict(s) | {"dtype": str(s.dtype).removeprefix("torch.")} for k, s in self.obs_space.items()}
@@ -278,7 +259,8 @@ class Agent:
             agent.algo.load_state_dict(state["algo"])
         except (RuntimeError, KeyError) as error:
             raise UserError(f"'{folder}' does not fit this version of kumite: {str(error).splitlines()[0]}") from None
-        agent.saved, agent.rng = state, state["rng"]
+        agent.saved = state
+        agent.rng.restore(state["rng"])
         agent.last_save = int(state["env_step"])
         return agent
 
@@ -301,7 +283,7 @@ class Agent:
         state = state or {"core": self.algo.initial(n), "frames": {}}
         stacks = {k: s.stack for k, s in self.obs_space.items() if s.stack > 1}
         frames = {k: _push(state["frames"].get(k), obs[k], stack, first) for k, stack in stacks.items()}
-        with torch.no_grad(), self._randomness():
+        with torch.no_grad(), self.rng.active():
             act = self.algo.act(obs | frames, forget(state["core"], first), explore=not deterministic)
         c, d = act.action["c"].cpu().numpy(), act.action["d"].cpu().numpy()
         action = self.native.decode_batch(c, d) if batched else self.native.decode(c, d)[0]
@@ -324,8 +306,7 @@ class Agent:
     def _play(self, slots: int, episodes: int, seed: int, deterministic: bool, show: Any) -> Evaluation:
         made = make_env(source(self.source), slots, seed, self.config.env, render=show is not None)
         try:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
+            with self.rng.apart(seed):
                 return evaluate(self.algo, made, episodes, seed, deterministic, self._interrupted, show)
         finally:
             made.close()
@@ -360,7 +341,7 @@ def _native(data: dict[str, Any]) -> Any:
     return Native.from_json(data)
 
 
-@lru_cache(maxsize=None)
+@cache
 def agent_class(name: str) -> type[Agent]:
     """The Agent class of an algorithm's name: kumite.SAC and its like."""
     from kumite.algos import row

@@ -82,16 +82,17 @@ def evaluate(
     done: list[list[tuple[float, int, float | None]]] = [[] for _ in quota]
     step = env.reset(seed)
     core = algo.initial(env.slots)
-    first = torch.ones(env.slots, dtype=torch.bool)
+    first = torch.ones(env.slots, dtype=torch.bool, device=device)
     while any(len(d) < q for d, q in zip(done, quota, strict=True)):
         check()
         if show:
             show(env.render())
+        step = step.to(device)
         before = forget(tree.at(core, step.slot), tree.at(first, step.slot))
-        act = algo.act(tree.to(step.obs, device), before, explore=not deterministic)
+        act = algo.act(step.obs, before, explore=not deterministic)
         core = tree.put(core, step.slot, act.core)
         first = tree.put(first, step.slot, step.over)
-        env.send(tree.to(act.action, "cpu"), step.slot)
+        env.send(tree.to(act.action, "cpu"), None if step.slot is None else step.slot.cpu())
         step = env.recv()
         if step.episodes:
             e = step.episodes

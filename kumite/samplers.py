@@ -23,13 +23,25 @@ class Uniform:
         first, last = -(-first // self.stride), -(-last // self.stride)
         return first, (last - first).clamp(min=0)
 
+    def _level_range(self, stream: Stream) -> tuple[int, int]:
+        """The same while all slots speak together: one range for all, in plain numbers."""
+        first, last = stream.level_bounds(self.span)
+        first, last = -(-first // self.stride), -(-last // self.stride)
+        return first, max(0, last - first)
+
     def ready(self, stream: Stream) -> bool:
+        if stream.level:
+            return self._level_range(stream)[1] > 0
         return bool((self._ranges(stream)[1] > 0).any())
 
     def draw(self, stream: Stream, size: int) -> tuple[Tensor, Tensor]:
-        first, many = self._ranges(stream)
-        ends = many.cumsum(0)
-        at = (torch.rand(size, dtype=torch.float64, device=ends.device) * ends[-1]).long()
+        uniform = torch.rand(size, dtype=torch.float64, device=stream.device)
+        if stream.level:
+            first, many = self._level_range(stream)
+            at = (uniform * (many * stream.slots)).long()
+            return (at // stream.slots + first) * self.stride, at % stream.slots
+        starts, counts = self._ranges(stream)
+        ends = counts.cumsum(0)
+        at = (uniform * ends[-1]).long()
         slot = torch.searchsorted(ends, at, right=True)
-        row = first[slot] + at - (ends - many)[slot]
-        return row * self.stride, slot
+        return (starts[slot] + at - (ends - counts)[slot]) * self.stride, slot

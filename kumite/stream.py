@@ -39,7 +39,7 @@ class Stream:
         self.cores: dict[str, Tensor] = {}  # dotted name -> [rows / core_every, N, ...]
         self.count = torch.zeros(slots, dtype=torch.int64, device=self.device)  # Steps seen, per slot
         self.drained = torch.zeros(slots, dtype=torch.int64, device=self.device)
-        self.clock = 0  # = count of every slot while all slots speak together
+        self.clock, self.taken = 0, 0  # = count and drained of every slot while all slots speak together
         self.level = True
 
     # -- writing ------------------------------------------------------------------------------------------------------
@@ -108,10 +108,18 @@ class Stream:
         Rows are numbered by `count` from the beginning of the run; the ring holds the newest of them. A frame stack
         needs its older frames, a recurrent reader the flags of the row before; so both stay clear of the write head.
         """
-        spare = max([1, *(k - 1 for k in self.stack.values())])
         oldest = (self.count - self.rows).clamp(min=0)
-        first = torch.where(oldest > 0, oldest + spare, oldest)
+        first = torch.where(oldest > 0, oldest + self.spare, oldest)
         return first, (self.count - span).clamp(min=0)
+
+    def level_bounds(self, span: int = 1) -> tuple[int, int]:
+        """`bounds` of every slot while all speak together: plain numbers, no synchronisation."""
+        oldest = max(0, self.clock - self.rows)
+        return oldest + self.spare * (oldest > 0), max(0, self.clock - span)
+
+    @property
+    def spare(self) -> int:
+        return max([1, *(k - 1 for k in self.stack.values())])
 
     def flat(self, row: Tensor, slot: Tensor) -> Tensor:
         return (row % self.rows) * self.slots + slot
@@ -167,16 +175,21 @@ class Stream:
     def ready(self, count: int) -> bool:
         """Every slot has `count` transitions that were not drained yet."""
         if self.level:
-            return self.clock - 1 - int(self.drained[0]) >= count
+            return self.clock - 1 - self.taken >= count
         return bool(((self.count - 1 - self.drained) >= count).all())
 
     def drain(self, count: int) -> tuple[Tensor, Tensor]:
-        """(row, slot) of the next `count` transitions of every slot and the row that follows them: [count + 1, N]."""
-        oldest = (self.count - self.rows).clamp(min=0)
-        start = torch.maximum(self.drained, oldest)
+        """(row, slot) of the next `count` transitions of every slot and the row that follows them: [count + 1, N].
+
+        A slot that ran ahead of the others further than the ring is long loses its oldest rows: it begins at the first
+        kept recurrent state that can be read in full.
+        """
+        first, _ = self.bounds()
+        start = torch.maximum(self.drained, -(-first // self.core_every) * self.core_every)
         row = start + torch.arange(count + 1, device=self.device)[:, None]
         slot = torch.arange(self.slots, device=self.device).expand(count + 1, -1)
         self.drained = start + count
+        self.taken = max(self.taken, self.clock - self.rows, 0) + count
         return row, slot
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
@@ -190,13 +203,14 @@ class Stream:
             "count": self.count if full else torch.zeros_like(self.count),
             "drained": self.drained if full else torch.zeros_like(self.drained),
             "clock": self.clock if full else 0,
+            "taken": self.taken if full else 0,
             "level": self.level if full else True,
             "rows": self.rows,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.count, self.drained = state["count"].to(self.device).clone(), state["drained"].to(self.device).clone()
-        self.clock, self.level = state["clock"], state["level"]
+        self.clock, self.taken, self.level = state["clock"], state["taken"], state["level"]
         if state["rows"] != self.rows and int(self.count.max()) > min(state["rows"], self.rows):
             raise UserError(
                 f"the saved ring of {state['rows']} rows per copy has wrapped and cannot become {self.rows} rows"

@@ -38,7 +38,7 @@ class RunState:
         self.algo, self.logger = algo, logger
         self.stream: Stream = algo.make_stream(device)
         self.core = algo.initial(env.slots)
-        self.first = torch.ones(env.slots, dtype=torch.bool)  # slots whose observation begins an episode
+        self.first = torch.ones(env.slots, dtype=torch.bool, device=device)  # slots whose observation begins an episode
         self.step: dict[str, Any] = {}  # the Step to be answered next, as a dict
         self.env_step = 0
         self.episodes = 0
@@ -71,7 +71,7 @@ class RunState:
                     value.restore(state[name])
                 else:
                     setattr(self, name, state[name])
-        self.core = tree.to(self.core, self.device)
+        self.core, self.first = tree.to(self.core, self.device), self.first.to(self.device)
         if "stream" in state:
             self.stream.restore(state["stream"])
         if self.step and not (state["env"] is not None and self.env.restorable and self.env.restore(state["env"])):
@@ -81,18 +81,19 @@ class RunState:
 
     @property
     def current(self) -> Step:
-        return Step(**self.step)
+        return Step(**self.step).to(self.device)
 
     def restart(self) -> None:
         """Fresh episodes: what was under way counts as cut short at its last observation."""
         self.stream.cut()
         fresh = self.env.reset(self.seed + self.env_step)
         self.core = self.algo.initial(self.env.slots)
-        self.first = torch.ones(self.env.slots, dtype=torch.bool)
+        self.first = torch.ones(self.env.slots, dtype=torch.bool, device=self.device)
         self.take(fresh)
 
     def take(self, step: Step) -> None:
-        """A Step arrived."""
+        """A Step arrived: it moves to the learner's device once."""
+        step = step.to(self.device)
         self.step = step._replace(episodes=None)._asdict()
         self.stream.observe(step)
         self.algo.observe(step, tree.at(self.first, step.slot))
@@ -117,7 +118,7 @@ def online(run: RunState, until: int, hooks: dict[str, Hook], check: Callable[[]
         before = forget(tree.at(run.core, step.slot), tree.at(run.first, step.slot))
         act = algo.explore(step.obs, before, run.env_step)
         stream.record(act, before, step.slot)
-        env.send(act.action, step.slot)
+        env.send(tree.to(act.action, "cpu"), None if step.slot is None else step.slot.cpu())
         run.core = tree.put(run.core, step.slot, act.core)
         run.first = tree.put(run.first, step.slot, step.over)
         step = env.recv()

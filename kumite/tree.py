@@ -40,7 +40,8 @@ def take(tree: Tree, index: Any) -> Tree:
 
 
 def to(tree: Tree, device: Any) -> Tree:
-    return map(lambda x: x.to(device, non_blocking=True), tree)
+    ahead = str(device) != "cpu"  # towards the CPU a copy has to arrive before anybody reads it
+    return map(lambda x: x.to(device, non_blocking=ahead), tree)
 
 
 def put(tree: Tree, slot: Tensor | None, part: Tree) -> Tree:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kumite import tree
 from kumite.tree import Tree
 
 
@@ -96,6 +97,12 @@ class Step(NamedTuple):
     @property
     def over(self) -> Tensor:
         return self.terminated | self.truncated
+
+    def to(self, device: torch.device) -> Step:
+        if self.reward.device == device:
+            return self
+        moved = tree.to({k: v for k, v in self._asdict().items() if isinstance(v, (Tensor, dict))}, device)
+        return self._replace(**moved)
 
 
 class Act(NamedTuple):

@@ -139,8 +139,9 @@ class PPO(Algorithm):
             return []
         self.schedule(env_step, total, self.adam)
         left = max(0.0, 1 - env_step / total)
-        clip = torch.tensor(cfg.clip * (left if cfg.clip_schedule == "linear" else 1.0))
-        entropy = torch.tensor(cfg.entropy_coef * (left if cfg.entropy_schedule == "linear" else 1.0))
+        device = stream.device
+        clip = torch.tensor(cfg.clip * (left if cfg.clip_schedule == "linear" else 1.0), device=device)
+        entropy = torch.tensor(cfg.entropy_coef * (left if cfg.entropy_schedule == "linear" else 1.0), device=device)
 
         raw = rollout(stream, cfg.horizon, self.span)
         b = self.prepare(raw)

@@ -137,4 +137,3 @@ class ActorCritic(nn.Module):
     def initial(self, n: int, device: Any = None) -> Tree:
         critic = {} if self.share else self.critic.initial(n, device)
         return {"actor": self.actor.torso.initial(n, device), "critic": critic}
-
