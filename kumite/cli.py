@@ -506,16 +506,12 @@ def word(value: Any) -> str:
 
 
 def condense(box: str) -> str:
-    """tyro's framed message in one line: what is wrong, without the frame and the advice below."""
-    inside = []
-    for raw in box.splitlines():
-        text = raw.strip().strip("│|").strip()
-        if text.startswith(("╭", "╰")):
-            continue
-        if text.startswith(("───", "Argument helptext")):
-            break
-        inside.append(text)
-    said = " ".join(" ".join(inside).split()).removeprefix("Error parsing ")
+    """tyro's framed message in one line: what is wrong, without the title, the frame and the advice below."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [line.strip("│ ") for line in plain.splitlines() if line[:1] not in "╭╰"]
+    sections = "\n".join(lines).replace("─", "-").split("---")
+    body = next((x for x in sections[0 if "╭" in plain else 1 :] if x.strip("-\n ")), plain)
+    said = " ".join(body.strip("-\n").split()).removeprefix("Error parsing ")
     for pattern, ours in PHRASES:
         said = re.sub(pattern, ours, said)
     return said or "this command line cannot be read"

@@ -222,7 +222,7 @@ def flatten(values: Mapping[str, Any], table: Mapping[str, Any], prefix: str = "
         name = ALIASES.get(name, name)
         if name not in table:
             near = closest(name, table)
-            raise UserError(f"unknown key '{name}'" + (f"; did you mean '{near}'?" if near else ""))
+            raise UserError(f"unknown key {SHORT.repr(name)}" + (f"; did you mean '{near}'?" if near else ""))
         if is_dataclass(table[name]) and isinstance(value, Mapping):
             flat |= flatten(value, table, f"{name}.")
         else:
