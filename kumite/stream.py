@@ -189,7 +189,7 @@ class Stream:
         row = start + torch.arange(count + 1, device=self.device)[:, None]
         slot = torch.arange(self.slots, device=self.device).expand(count + 1, -1)
         self.drained = start + count
-        self.taken = max(self.taken, self.clock - self.rows, 0) + count
+        self.taken = max(self.taken, -(-self.level_bounds()[0] // self.core_every) * self.core_every) + count
         return row, slot
 
     # -- checkpoints --------------------------------------------------------------------------------------------------

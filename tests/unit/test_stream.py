@@ -147,6 +147,16 @@ def test_a_slot_that_ran_ahead_loses_its_oldest_rows_and_nothing_else(stack: int
     assert row[:, 1].tolist() == list(range(9))
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_what_was_lost_or_drained_counts_no_more(together: bool) -> None:
+    case = Case(20, 1, 1, 4, [])
+    recorded = Recorded(case).play([Event(None if together else (0,), (0,))] * 31)
+    row, _ = recorded.stream.drain(8)
+    assert row[:, 0].tolist() == list(range(12, 21)), "row 11 is the oldest one, 12 the next that keeps a state"
+    assert recorded.stream.ready(10)
+    assert not recorded.stream.ready(11)
+
+
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
