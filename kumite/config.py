@@ -11,7 +11,6 @@ import dataclasses
 import difflib
 import fnmatch
 import functools
-import importlib
 import importlib.resources
 import math
 import numbers
@@ -126,10 +125,7 @@ def _interval(every: int, auto: int, least: int) -> int:
 
 def config_class(algo: str) -> type:
     """The dataclass of an algorithm's own numbers."""
-    home = algorithm(algo)
-    if hasattr(home, "Config"):
-        return typing.cast(type, home.Config)
-    return typing.cast(type, getattr(importlib.import_module(home.__module__), f"{home.__name__}Config"))
+    return typing.cast(type, algorithm(algo).Config)
 
 
 def run_type(algo: str) -> type:

@@ -431,14 +431,15 @@ class Terminal(Sink):
         self.live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def text(self) -> str:
-        parts = [f"{self.step:,} / {self.total:,} steps ({self.step / max(self.total, 1):.0%})"]
+        """Fits in 80 columns."""
+        parts = [f"{self.step:,}/{self.total:,} {self.step / max(self.total, 1):.0%}"]
         speed = self.speed()
         if speed > 0:
             parts += [f"{speed:,.0f}/s", f"{duration((self.total - self.step) / speed)} left"]
         if self.last is not None:
-            parts.append(f"return {self.last:.5g} (mean {sum(self.recent) / len(self.recent):.5g})")
+            parts.append(f"return {brief(self.last)}, mean {brief(sum(self.recent) / len(self.recent))}")
         if self.evaluated is not None:
-            parts.append(f"evaluation {self.evaluated[0]:.5g} ± {self.evaluated[1]:.3g}")
+            parts.append(f"eval {brief(self.evaluated[0])} ± {brief(self.evaluated[1])}")
         return "  ".join(parts)
 
     def speed(self) -> float:
@@ -452,6 +453,10 @@ class Terminal(Sink):
         if self.live is not None:
             self.live.stop()
             self.live = None
+
+
+def brief(x: float) -> str:
+    return f"{x:.0f}" if 1000 <= abs(x) < 1e9 else f"{x:.4g}"
 
 
 def duration(seconds: float) -> str:
