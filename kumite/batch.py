@@ -160,7 +160,7 @@ def minibatches(b: Batch, size: int, length: int | None) -> Iterator[Batch]:
 
         flat = tree.map(fold_time, per)
         core = tree.map(lambda x: x.flatten(0, 1), b.core)
-        columns, size = chunks * N, max(1, size // length)
+        columns, size = chunks * N, max(1, size // length) if size else 0
     count = max(1, columns // size) if size else 1
     order = torch.randperm(columns, device=b.mask.device)
     dim = 0 if length is None else 1
