@@ -439,7 +439,7 @@ class Terminal(Sink):
         if self.last is not None:
             parts.append(f"return {brief(self.last)}, mean {brief(sum(self.recent) / len(self.recent))}")
         if self.evaluated is not None:
-            parts.append(f"eval {brief(self.evaluated[0])} ± {brief(self.evaluated[1])}")
+            parts.append(f"eval {brief(self.evaluated[0])}±{self.evaluated[1]:.3g}")
         return "  ".join(parts)
 
     def speed(self) -> float:

@@ -268,7 +268,7 @@ def test_plain_lines_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.evaluation(300, 13.0, EVAL)
     first, second = capsys.readouterr().out.splitlines()
     assert first == "100/1,000 10%  return 2, mean 1.5"
-    assert second == "300/1,000 30%  100/s  7s left  return 2, mean 1.5  eval 1.5 ± 0.5"
+    assert second == "300/1,000 30%  100/s  7s left  return 2, mean 1.5  eval 1.5±0.5"
 
 
 def test_the_line_fits_in_eighty_columns() -> None:
@@ -277,7 +277,7 @@ def test_the_line_fits_in_eighty_columns() -> None:
     terminal.marks.extend([(0.0, 0), (100.0, 123_456)])
     terminal.step, terminal.evaluated = 999_000, (-5012.3, 230.456)
     assert len(terminal.text()) <= 80
-    assert terminal.text().endswith("return 9423, mean 9423  eval -5012 ± 230.5")
+    assert terminal.text().endswith("return 9423, mean 9423  eval -5012±230")
 
 
 def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
