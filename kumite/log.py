@@ -45,12 +45,23 @@ class Meter:
         self.sums: dict[str, Any] = {}
         self.counts: dict[str, int] = {}
 
+    @torch.no_grad()
     def add(self, metrics: Mapping[str, Tensor | float]) -> None:
+        old: list[Tensor] = []
+        new: list[Tensor] = []
         for name, value in metrics.items():
-            value = value.detach().float() if isinstance(value, Tensor) else float(value)
-            # Never keep the tensor itself: a compiled update may reuse its memory.
-            self.sums[name] = self.sums[name] + value if name in self.sums else value + 0.0
             self.counts[name] = self.counts.get(name, 0) + 1
+            total = self.sums.get(name)
+            if not isinstance(value, Tensor):
+                self.sums[name] = value + 0.0 if total is None else total + value
+            elif isinstance(total, Tensor):
+                old.append(total)
+                new.append(value if value.dim() == 0 else value.reshape(()))
+            else:  # a copy: a compiled update may reuse the memory of what it returned
+                first = value.to(torch.float32, copy=True).reshape(())
+                self.sums[name] = first if total is None else first + total
+        if old:
+            torch._foreach_add_(old, new)
 
     def flush(self) -> dict[str, float]:
         """The means, in one copy from the device; then forget."""
