@@ -28,7 +28,7 @@ class Pixels(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         lead = x.shape[: x.dim() - self.dims]
-        return self.body(x.flatten(0, len(lead) - 1).float() * self.scale).view(*lead, self.size)
+        return self.body(x.reshape(-1, *x.shape[len(lead) :]).float() * self.scale).view(*lead, self.size)
 
 
 def nature(shape: tuple[int, ...]) -> nn.Module:
