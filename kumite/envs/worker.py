@@ -113,8 +113,8 @@ def _open(sock: socket.socket) -> Copy | None:
 
     _, payload = get(sock)
     try:
-        make, index, config, seed = cloudpickle.loads(payload)
-        copy = open_copy(make, index, config, seed)
+        parcel, index, config, seed = pickle.loads(payload)
+        copy = open_copy(lambda: cloudpickle.loads(parcel)(), index, config, seed)
     except UserError as err:
         put(sock, b"U", str(err).encode())
         return None

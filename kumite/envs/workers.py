@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -124,7 +125,7 @@ class WorkerVec(GymVec):
                 raise UserError(f"environment {i} has other spaces than environment 0; all copies must agree")
         self.native = Native.from_json(spec)
         self.layout = [(k, (self.slots, *shape), np.dtype(dtype)) for k, (shape, dtype) in self.fields.items()]
-        self.shared = worker.Memory(self.memory_fd, self.fields, self.slots, grow=True).arrays
+        self.shared: dict[str, Array] = worker.Memory(self.memory_fd, self.fields, self.slots, grow=True).arrays
         for i in range(self.slots):
             self._share(i)
         self.totals = [0.0] * self.slots
@@ -132,10 +133,8 @@ class WorkerVec(GymVec):
         self.fresh: set[int] = set()
 
     def _introduce(self, i: int) -> None:
-        import cloudpickle
-
-        make = _Parcel(self.parcels[i])
-        self.workers[i].put(b"O", cloudpickle.dumps((make, i, self.config, derive(self.seed, i, self.episode[i]))))
+        seed = derive(self.seed, i, self.episode[i])
+        self.workers[i].put(b"O", pickle.dumps((self.parcels[i], i, self.config, seed)))
 
     def _hello(self, i: int) -> Any:
         try:
@@ -145,8 +144,6 @@ class WorkerVec(GymVec):
             raise Broken(text) from err
 
     def _share(self, i: int) -> None:
-        import pickle
-
         self.workers[i].put(b"M", pickle.dumps((self.fields, self.slots)))
         self.workers[i].get(time.monotonic() + self.config.timeout)
 
@@ -203,8 +200,6 @@ class WorkerVec(GymVec):
     def _replay_all(
         self, actions: list[tuple[Array, Array]], totals: list[float], lengths: list[int], out: dict[str, Array]
     ) -> bool:
-        import pickle
-
         for i, (c, d) in enumerate(actions):
             seed = None if self.over[i] else derive(self.seed, i, self.episode[i])
             self._order(i, b"B", pickle.dumps((seed, c, d, float(totals[i]), int(lengths[i]))))
@@ -226,6 +221,7 @@ class WorkerVec(GymVec):
             raise RunError(str(err)) from err
 
     def close(self) -> None:
+        self.shared = {}  # the last hold on the shared memory
         if hasattr(self, "_finalizer"):
             self._finalizer()
 
@@ -260,8 +256,7 @@ class WorkerVec(GymVec):
         return self.lengths[i]
 
     def _renew(self, i: int) -> None:
-        if self.workers[i].process.poll() is None:
-            self.workers[i].kill()
+        self.workers[i].kill()
         self.workers[i] = Worker(i, self.memory_fd)
         self._introduce(i)
         self._hello(i)
@@ -283,18 +278,6 @@ class WorkerVec(GymVec):
         located = Broken(f"environment {i} {text} (episode seed {seed}, step {step} of the episode{did}); {REMEDY}")
         located.__cause__ = err
         return located
-
-
-class _Parcel:
-    """A maker pickled once, opened where it is called."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def __call__(self) -> Any:
-        import cloudpickle
-
-        return cloudpickle.loads(self.data)()
 
 
 def _nameless_file() -> int:
