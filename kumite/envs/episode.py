@@ -147,7 +147,11 @@ class Copy:
 
     def render(self) -> Array:
         try:
-            picture = self.env.render()
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore"
+                )  # gymnasium warns where there is nothing to show: the sentence below does
+                picture = self.env.render()
         except Exception as err:
             raise RunError(f"the environment cannot be rendered: {type(err).__name__}: {err}") from err
         if isinstance(picture, list):
