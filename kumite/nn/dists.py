@@ -49,7 +49,7 @@ class Normal(NamedTuple):
 
 
 class Branches(NamedTuple):
-    """One categorical per branch, side by side in the last dimension. No branch counts as one choice that is certain."""
+    """One categorical per branch, side by side in the last dimension. No branch counts as one certain choice."""
 
     log_p: Tensor
     """[*, sum K], normalised within each branch; 0 for the certain choice of no branch, [*, 1]."""

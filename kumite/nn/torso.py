@@ -1,5 +1,5 @@
-"""Time lives here. A torso turns a Batch into features: `torso(b)` for its rows, `torso.next(b)` for the bootstrap rows,
-`torso.step(obs, core)` while acting. Nobody else asks whether there is a memory.
+"""Time lives here. A torso turns a Batch into features: `torso(b)` for its rows, `torso.next(b)` for the bootstrap
+rows, `torso.step(obs, core)` while acting. Nobody else asks whether there is a memory.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Torso(nn.Module):
         return self.hidden(x if action is None else torch.cat([x, action], -1))
 
     def forward(self, b: Batch, action: Tensor | None = None) -> Tensor:
-        return self.features(b.obs, action)
+        return self.features({k: _now(x, b) for k, x in b.obs.items()}, action)
 
     def next(self, b: Batch, action: Tensor | None = None) -> Tensor:
-        return self.features(b.next_obs, action)
+        return self.features(b.next_obs or {k: _ahead(x, b) for k, x in b.obs.items()}, action)
 
     def unroll(self, b: Batch) -> Tensor:
         """Features of all rows of b.obs."""
@@ -55,10 +55,12 @@ class Torso(nn.Module):
 
     def entry(self, b: Batch, key: str) -> Tensor | None:
         """An observation entry in the rows of `forward`."""
-        return b.obs.get(key)
+        return _now(b.obs[key], b) if key in b.obs else None
 
     def next_entry(self, b: Batch, key: str) -> Tensor | None:
-        return b.next_obs.get(key)
+        if b.next_obs or key not in b.obs:
+            return b.next_obs.get(key)
+        return _ahead(b.obs[key], b)
 
 
 class RecurrentTorso(Torso):
@@ -97,7 +99,7 @@ class RecurrentTorso(Torso):
         return self.combine(self.remember(b)[: b.mask.shape[0]], action)
 
     def next(self, b: Batch, action: Tensor | None = None) -> Tensor:
-        return self.combine(_ahead(self.remember(b), b.hop), action)
+        return self.combine(_at(self.remember(b), b.hop), action)
 
     def unroll(self, b: Batch) -> Tensor:
         return self.combine(self.remember(b), None)
@@ -117,14 +119,18 @@ class RecurrentTorso(Torso):
     def initial(self, n: int, device: Any = None) -> Tree:
         return self.core.initial(n, device)
 
-    def entry(self, b: Batch, key: str) -> Tensor | None:
-        return b.obs[key][b.burn_in :][: b.mask.shape[0]] if key in b.obs else None
 
-    def next_entry(self, b: Batch, key: str) -> Tensor | None:
-        return _ahead(b.obs[key][b.burn_in :], b.hop) if key in b.obs else None
+def _now(x: Tensor, b: Batch) -> Tensor:
+    """An observation's rows that are learned from; a net without memory may stand beside one that has it."""
+    return x[b.burn_in :][: b.mask.shape[0]]
 
 
-def _ahead(x: Tensor, hop: Tensor) -> Tensor:
+def _ahead(x: Tensor, b: Batch) -> Tensor:
+    """An observation's bootstrap rows, where they lie among the others."""
+    return _at(x[b.burn_in :], b.hop)
+
+
+def _at(x: Tensor, hop: Tensor) -> Tensor:
     """x[t + hop[t, b], b]: [T + n, B, ...] -> [T, B, ...]."""
     T, B = hop.shape
     row = torch.arange(T, device=x.device)[:, None] + hop
