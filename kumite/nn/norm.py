@@ -11,13 +11,13 @@ from kumite.types import Spec
 
 
 class Running(nn.Module):
-    """Mean and variance of a stream of vectors, by merging batches (Chan et al.)."""
+    """Mean and variance of a stream of vectors, by merging batches (Chan et al.); 0 and 1 while nothing was seen."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("var", torch.ones(size, dtype=torch.float64))
-        self.register_buffer("count", torch.tensor(1e-4, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.mean: Tensor
         self.var: Tensor
         self.count: Tensor
@@ -29,11 +29,11 @@ class Running(nn.Module):
         n = weight.sum()
         mean = (x * weight).sum(0) / n.clamp(min=1)
         var = ((x - mean).square() * weight).sum(0) / n.clamp(min=1)
-        total = self.count + n
+        self.count.add_(n)
+        share = n / self.count.clamp(min=1)
         delta = mean - self.mean
-        self.var.copy_((self.var * self.count + var * n + delta.square() * self.count * n / total) / total)
-        self.mean.add_(delta * n / total)
-        self.count.copy_(total)
+        self.var.add_(share * (var - self.var) + share * (1 - share) * delta.square())
+        self.mean.add_(share * delta)
 
 
 class ObsNorm(nn.Module):
