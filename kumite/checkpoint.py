@@ -80,8 +80,6 @@ def write(folder: Path, state: dict[str, Any], texts: dict[str, str], replay: bo
 
     The part named "stream" goes into its own file, or is left out.
     """
-    from safetensors.torch import save_file
-
     parent = folder.parent
     parent.mkdir(parents=True, exist_ok=True)
     for stale in parent.glob(f".{folder.name}.*.tmp"):
@@ -94,8 +92,8 @@ def write(folder: Path, state: dict[str, Any], texts: dict[str, str], replay: bo
         if "stream" in state:
             rows: dict[str, Tensor] = {}
             tree["stream"] = pack(state["stream"].state(full=replay), rows, "stream")
-            save_file(rows, temporary / "replay.safetensors")
-        save_file(tensors, temporary / "state.safetensors")
+            _save(rows, temporary / "replay.safetensors")
+        _save(tensors, temporary / "state.safetensors")
         for name, text in ({"state.json": json.dumps(tree)} | texts).items():
             (temporary / name).write_text(text, encoding="utf-8")
         manifest = {p.name: {"bytes": p.stat().st_size, "sha256": _hash(p)} for p in sorted(temporary.iterdir())}
@@ -113,6 +111,19 @@ def write(folder: Path, state: dict[str, Any], texts: dict[str, str], replay: bo
             shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """safetensors refuses tensors that share memory (nets with common layers, views): each gets its own."""
+    from safetensors.torch import save_file
+
+    seen: set[int] = set()
+    for name, value in tensors.items():
+        memory = value.untyped_storage().data_ptr()
+        if memory in seen:
+            tensors[name] = value.clone()
+        seen.add(memory)
+    save_file(tensors, path)
 
 
 def _hash(path: Path) -> str:
