@@ -45,7 +45,7 @@ class EnvConfig:
     sticky: float = 0.25
     """Atari: probability that the previous action is repeated."""
     batch: int = 0
-    """EnvPool: answer when this many copies are ready (asynchronous); 0 = all."""
+    """EnvPool: answer when this many copies are ready (rounded down to a divisor of their number); 0 = all."""
     timeout: float = 60.0
     """Seconds a worker may take for one step before it counts as hanging."""
     on_error: str = "raise"

@@ -7,6 +7,7 @@ dealt with here. It cannot be put back where it was.
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,9 +56,8 @@ class Pool:
     def recv(self) -> Said:
         obs, reward, terminated, truncated, info = self.env.recv()
         who = np.asarray(info["env_id"], np.int64)
-        if not self.asynchronous:
-            return Said(obs, reward, terminated, truncated, info, None)
-        return Said(obs, reward, terminated, truncated, info, who)
+        everyone = len(who) == self.slots and bool((who == np.arange(self.slots)).all())
+        return Said(obs, reward, terminated, truncated, info, None if everyone else who)
 
     def close(self) -> None:
         self.env.close()
@@ -73,9 +73,8 @@ def make(name: str, num_envs: int, seed: int, config: EnvConfig, render: bool) -
     refuse_inner(config, "EnvPool")
     if config.mode == "workers":
         raise UserError("EnvPool runs in threads of its own: use --env.mode sync")
-    batch = config.batch or num_envs
-    if num_envs % batch:
-        raise UserError(f"--env.batch must divide the number of copies, and {batch} does not divide {num_envs}")
+    # A reset hears every copy, so batches fill their number exactly; evaluation may have other numbers than training.
+    batch = max(k for k in range(1, num_envs + 1) if num_envs % k == 0 and k <= (config.batch or num_envs))
     try:
         import envpool
     except ImportError:
@@ -149,4 +148,4 @@ def _same_in_gymnasium(name: str, num_envs: int, seed: int, config: EnvConfig) -
         raise UserError(
             f"EnvPool cannot draw '{name}' safely, and gymnasium has no task of that name; go on without --video"
         )
-    return make_in_gymnasium(name, num_envs, seed, config, True)
+    return make_in_gymnasium(name, num_envs, seed, replace(config, batch=0), True)

@@ -83,9 +83,12 @@ class PoolVec(Batch):
         """A subclass changes actions that nobody means."""
 
     def _answer(self, said: Said) -> Step:
-        success = success_of(said.info, self.slots if said.who is None else len(said.who))
+        ids = self.everyone if said.who is None else said.who
+        success = success_of(said.info, len(ids))
+        # EnvPool's dm_control tasks rate the first observation too; nothing was done for that reward.
+        reward = np.where(self.over[ids], 0.0, said.reward)
         out = self._encode(said.obs)
-        return self._say(out, said.reward, said.terminated, said.truncated, said.who, success=success, action=self.sent)
+        return self._say(out, reward, said.terminated, said.truncated, said.who, success=success, action=self.sent)
 
 
 class AtariVec(PoolVec):
@@ -132,6 +135,7 @@ class AtariVec(PoolVec):
         self._inspect(out, raw, said.who, self.sent)
         fresh = self.over[ids].copy()
         stepped = ~fresh
+        raw[fresh & ~self.lost[ids]] = 0.0
         reward, game_over = raw.copy(), end | cut
         if self.episodic_life:
             for j in np.flatnonzero(self.lost[ids]).tolist():
