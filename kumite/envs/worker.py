@@ -1,24 +1,26 @@
 """The process behind one copy: it makes the environment, obeys orders and writes observations to shared memory.
 
-Orders and answers are one byte of kind, then the rest. Nothing here needs torch, so a worker starts quickly and stays
-small.
+Orders and answers are one byte of kind, then numbers, JSON or plain bytes. Nothing here needs torch, so a worker starts
+quickly and stays small.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import mmap
 import os
-import pickle
 import signal
 import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from kumite.envs.base import EnvConfig
 from kumite.envs.episode import Copy, open_copy
 from kumite.envs.spaces import Array
 from kumite.errors import UserError
@@ -51,6 +53,27 @@ def get(sock: socket.socket) -> tuple[bytes, bytes]:
     (length,) = LENGTH.unpack(_exactly(sock, LENGTH.size))
     message = _exactly(sock, length)
     return message[:1], message[1:]
+
+
+def join(header: dict[str, Any], blob: bytes = b"") -> bytes:
+    """JSON and bytes in one message; `split` takes them apart."""
+    text = json.dumps(header).encode()
+    return LENGTH.pack(len(text)) + text + blob
+
+
+def split(payload: bytes) -> tuple[dict[str, Any], bytes]:
+    end = LENGTH.size + LENGTH.unpack_from(payload)[0]
+    return json.loads(payload[LENGTH.size : end]), payload[end:]
+
+
+def parcel(make: Callable[[], Any]) -> bytes:
+    """The maker of an environment, lambdas and local classes included, for a process that has not seen its module.
+
+    It goes from this process to its own child, in memory, and is never read from a file.
+    """
+    import cloudpickle  # type: ignore[import-untyped]
+
+    return cloudpickle.dumps(make)
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes:
@@ -109,12 +132,12 @@ def _watch(parent: int) -> None:
 
 
 def _open(sock: socket.socket) -> Copy | None:
-    import cloudpickle  # type: ignore[import-untyped]
+    import cloudpickle
 
-    _, payload = get(sock)
+    said, blob = split(get(sock)[1])
+    config = EnvConfig(**said["config"])
     try:
-        parcel, index, config, seed = pickle.loads(payload)
-        copy = open_copy(lambda: cloudpickle.loads(parcel)(), index, config, seed)
+        copy = open_copy(lambda: cloudpickle.loads(blob)(), said["index"], config, said["seed"])
     except UserError as err:
         put(sock, b"U", str(err).encode())
         return None
@@ -122,8 +145,8 @@ def _open(sock: socket.socket) -> Copy | None:
         put(sock, b"E", str(err).encode())
         return None
     fields = {k: (v.shape[1:], str(v.dtype)) for k, v in copy.blank(1).items()}
-    hello = (copy.native.to_json(), copy.legal, copy.horizon, fields)
-    put(sock, b"P", pickle.dumps(hello))
+    hello = {"native": copy.native.to_json(), "legal": copy.legal, "horizon": copy.horizon, "fields": fields}
+    put(sock, b"P", join(hello))
     return copy
 
 
@@ -149,31 +172,30 @@ def _serve(sock: socket.socket, memory_fd: int, copy: Copy) -> None:
                 if native.check(row) >= 0:
                     raise copy.broken(native.describe(out, i))
             elif kind == b"M":
-                fields, slots = pickle.loads(payload)
-                out = Memory(memory_fd, fields, slots).arrays
+                said, _ = split(payload)
+                out = Memory(memory_fd, said["fields"], said["slots"]).arrays
                 row = {k: v[i : i + 1] for k, v in out.items()}
             elif kind == b"B":
-                seed, c, d, total, length = pickle.loads(payload)
-                arrived = seed is None or copy.replay(seed, native.decode(c, d), out, i)
-                copy.total, copy.length = total, length
-                put(sock, b"P", pickle.dumps(arrived))
+                said, blob = split(payload)
+                steps, end = said["steps"], wide * said["steps"]
+                c = np.frombuffer(blob[:end], np.float32).reshape(steps, native.continuous).copy()
+                d = np.frombuffer(blob[end:], np.int64).reshape(steps, len(native.branches))
+                arrived = said["seed"] is None or copy.replay(said["seed"], native.decode(c, d), out, i)
+                copy.total, copy.length = said["total"], said["length"]
+                put(sock, b"P", join({"arrived": arrived}))
                 continue
             elif kind == b"V":
-                put(sock, b"P", pickle.dumps(copy.render()))
+                picture = copy.render()
+                put(sock, b"P", join({"shape": picture.shape}, picture.tobytes()))
                 continue
             else:
                 return
         except Exception as err:
             put(sock, b"E", str(err).encode())
             continue
-        said = math.nan if copy.success is None else copy.success
-        put(sock, b"A", ANSWER.pack(reward, terminated, truncated, ticks, copy.total, copy.length, said))
+        success = math.nan if copy.success is None else copy.success
+        put(sock, b"A", ANSWER.pack(reward, terminated, truncated, ticks, copy.total, copy.length, success))
 
 
 def unpack(payload: bytes) -> Answer:
     return Answer(*ANSWER.unpack(payload))
-
-
-def load(payload: bytes) -> Any:
-    """A value from our own worker, over our own socket."""
-    return pickle.loads(payload)

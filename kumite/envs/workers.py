@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -108,20 +108,19 @@ class WorkerVec(GymVec):
     # Starting.
 
     def _open(self) -> None:
-        import cloudpickle  # type: ignore[import-untyped]
-
         if self.config.timeout <= 0:
             raise UserError("--env.timeout must be positive")
-        self.parcels = [cloudpickle.dumps(make) for make in self.makers]
+        self.parcels = [worker.parcel(make) for make in self.makers]
         self.memory_fd = _nameless_file()
         self._finalizer = weakref.finalize(self, _stop, self.workers, self.memory_fd)
         self.workers += [Worker(i, self.memory_fd) for i in range(self.slots)]
         for i in range(self.slots):
             self._introduce(i)
         hellos = [self._hello(i) for i in range(self.slots)]
-        spec, self.legal, self.horizon, self.fields = hellos[0]
+        spec, self.fields = hellos[0]["native"], hellos[0]["fields"]
+        self.legal, self.horizon = hellos[0]["legal"], hellos[0]["horizon"]
         for i, hello in enumerate(hellos):
-            if (hello[0]["observation"], hello[0]["action"]) != (spec["observation"], spec["action"]):
+            if any(hello["native"][side] != spec[side] for side in ("observation", "action")):
                 raise UserError(f"environment {i} has other spaces than environment 0; all copies must agree")
         self.native = Native.from_json(spec)
         self.layout = [(k, (self.slots, *shape), np.dtype(dtype)) for k, (shape, dtype) in self.fields.items()]
@@ -134,17 +133,18 @@ class WorkerVec(GymVec):
 
     def _introduce(self, i: int) -> None:
         seed = derive(self.seed, i, self.episode[i])
-        self.workers[i].put(b"O", pickle.dumps((self.parcels[i], i, self.config, seed)))
+        header = {"index": i, "seed": seed, "config": asdict(self.config)}
+        self.workers[i].put(b"O", worker.join(header, self.parcels[i]))
 
     def _hello(self, i: int) -> Any:
         try:
-            return worker.load(self.workers[i].get(time.monotonic() + max(START, self.config.timeout))[1])
+            return worker.split(self.workers[i].get(time.monotonic() + max(START, self.config.timeout))[1])[0]
         except Broken as err:
             text = str(err) if str(err).startswith("environment ") else f"environment {i} {err} while it was made"
             raise Broken(text) from err
 
     def _share(self, i: int) -> None:
-        self.workers[i].put(b"M", pickle.dumps((self.fields, self.slots)))
+        self.workers[i].put(b"M", worker.join({"fields": self.fields, "slots": self.slots}))
         self.workers[i].get(time.monotonic() + self.config.timeout)
 
     # The four things GymVec does with its copies.
@@ -202,11 +202,12 @@ class WorkerVec(GymVec):
     ) -> bool:
         for i, (c, d) in enumerate(actions):
             seed = None if self.over[i] else derive(self.seed, i, self.episode[i])
-            self._order(i, b"B", pickle.dumps((seed, c, d, float(totals[i]), int(lengths[i]))))
+            header = {"seed": seed, "steps": len(c), "total": float(totals[i]), "length": int(lengths[i])}
+            self._order(i, b"B", worker.join(header, c.tobytes() + d.tobytes()))
         arrived = True
         for i, (c, _) in enumerate(actions):
             patience = self.config.timeout * (1 + len(c) / 10)
-            arrived &= bool(worker.load(self.workers[i].get(time.monotonic() + patience)[1]))
+            arrived &= worker.split(self.workers[i].get(time.monotonic() + patience)[1])[0]["arrived"]
         for k, v in out.items():
             running = [i for i in range(self.slots) if not self.over[i]]
             v[running] = self.shared[k][running]
@@ -216,9 +217,10 @@ class WorkerVec(GymVec):
     def render(self) -> Any:
         self._order(0, b"V")
         try:
-            return worker.load(self.workers[0].get(time.monotonic() + self.config.timeout)[1])
+            said, blob = worker.split(self.workers[0].get(time.monotonic() + self.config.timeout)[1])
         except Broken as err:
             raise RunError(str(err)) from err
+        return np.frombuffer(blob, np.uint8).reshape(said["shape"])
 
     def close(self) -> None:
         self.shared = {}  # the last hold on the shared memory
