@@ -148,9 +148,7 @@ class Copy:
     def render(self) -> Array:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore"
-                )  # gymnasium warns where there is nothing to show: the sentence below does
+                warnings.simplefilter("ignore")  # where there is nothing to show, the sentence below says so
                 picture = self.env.render()
         except Exception as err:
             raise RunError(f"the environment cannot be rendered: {type(err).__name__}: {err}") from err

@@ -7,6 +7,7 @@ running episode are kept: a copy is put back where it was by resetting it with t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -120,8 +121,8 @@ class GymVec(VecEnv):
             raise RunError("reset the environment before the first action")
         if self.sent is not None:
             raise RunError("an action was sent twice without asking for the answer")
-        c = action["c"].numpy(force=True).copy() if self.action.continuous else self.nothing[0]
-        d = action["d"].numpy(force=True).copy() if self.action.branches else self.nothing[1]
+        c = np.array(action["c"].numpy(force=True), np.float32) if self.action.continuous else self.nothing[0]
+        d = np.array(action["d"].numpy(force=True), np.int64) if self.action.branches else self.nothing[1]
         if slot is not None and (len(slot) != self.slots or not torch.equal(slot.cpu(), torch.arange(self.slots))):
             raise RunError("every copy of this environment answers at once: send the actions of all slots, in order")
         self.native.refuse(c, d, self.slots, ~np.array(self.over) if True in self.over else None)
@@ -369,8 +370,10 @@ def make(name: str, num_envs: int, seed: int, config: EnvConfig, render: bool) -
     """Any registered gymnasium id."""
     kwargs = ids.keywords(config.kwargs)
     name = ids.find_id(name)
-    if config.mode == "native":
+    if config.mode == "native" and not (render and not name.startswith("ALE/")):
         from kumite.envs.vector import make_native
 
         return make_native(name, num_envs, seed, config, kwargs)
+    if config.mode == "native":  # a picture of one copy is asked for, which the same task in single copies can give
+        config = replace(config, mode="sync")
     return from_makers(ids.makers(ids.make_id, num_envs, render, name, kwargs), seed, config)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kumite.envs.base import derive
 from kumite.envs.spaces import Array, Native
-from kumite.envs.vector import Batch, success_of
+from kumite.envs.vector import Batch, simulating, success_of
 from kumite.errors import RunError
 from kumite.types import Step
 
@@ -54,8 +54,9 @@ class PoolVec(Batch):
     def reset(self, seed: int = 0) -> Step:
         if self.engine is not None:
             self.engine.close()
-        self.engine = self.build([derive(seed, i, 0) for i in range(self.slots)])
-        obs, info = self.engine.start()
+        with simulating("the simulator"):
+            self.engine = self.build([derive(seed, i, 0) for i in range(self.slots)])
+            obs, info = self.engine.start()
         self._started(info)
         return self._first(obs)
 
@@ -64,12 +65,15 @@ class PoolVec(Batch):
         assert self.engine is not None
         self.sent = (c, d) if slot is None else None  # an asynchronous answer is to an older action
         self._replace(d, who)
-        self.engine.send(self.native.decode_batch(c, d), who)
+        with simulating("the simulator"):
+            self.engine.send(self.native.decode_batch(c, d), who)
 
     def recv(self) -> Step:
         if self.engine is None:
             raise RunError("reset the environment before asking for its answers")
-        return self._answer(self.engine.recv())
+        with simulating("the simulator"):
+            said = self.engine.recv()
+        return self._answer(said)
 
     def close(self) -> None:
         if self.engine is not None:

@@ -9,6 +9,8 @@ made up.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kumite.envs.base import EnvConfig, VecEnv, derive
-from kumite.envs.episode import refuse_foreign, short, velocities
+from kumite.envs.episode import origin, refuse_foreign, short, velocities
 from kumite.envs.spaces import Array, BadObservation, Native
 from kumite.errors import RunError, UserError
 from kumite.types import Episodes, Step
@@ -65,7 +67,8 @@ class Batch(VecEnv):
         """The action as arrays, and who it is for; refused if no simulator should see it."""
         if not self.started:
             raise RunError("reset the environment before the first action")
-        c, d = action["c"].numpy(force=True).copy(), action["d"].numpy(force=True).copy()
+        c = np.array(action["c"].numpy(force=True), np.float32)
+        d = np.array(action["d"].numpy(force=True), np.int64)
         who = self.everyone if slot is None else slot.numpy(force=True)
         void = self.over[who]
         self.native.refuse(c, d, len(who), ~void)
@@ -160,6 +163,20 @@ class Batch(VecEnv):
         return RunError(f"environment {i} gave {what} (step {step} of the episode{did}); mend the environment")
 
 
+WORKERS = "; --env.mode workers would say which copy it was, and could go on without it"
+
+
+@contextmanager
+def simulating(name: str, advice: str = "") -> Iterator[None]:
+    """An error inside belongs to the simulator."""
+    try:
+        yield
+    except (RunError, UserError):
+        raise
+    except Exception as err:
+        raise RunError(f"{name} failed: {type(err).__name__}: {err}{origin(err)}{advice}") from err
+
+
 class BatchVec(Batch):
     """A gymnasium VectorEnv. It cannot be put back where it was."""
 
@@ -167,7 +184,6 @@ class BatchVec(Batch):
         from gymnasium.vector import AutoresetMode
 
         self.owned = owned
-
         config = config or EnvConfig()
         refuse_inner(config, "a vector environment")
         mode = env.metadata.get("autoreset_mode")
@@ -197,7 +213,8 @@ class BatchVec(Batch):
         seeds: Any = derive(seed, 0, 0)
         if isinstance(self.env.unwrapped, SyncVectorEnv | AsyncVectorEnv):
             seeds = [derive(seed, i, 0) for i in range(self.slots)]
-        obs, _ = self.env.reset(seed=seeds)
+        with simulating(type(self.env).__name__, WORKERS):
+            obs, _ = self.env.reset(seed=seeds)
         return self._first(obs)
 
     def send(self, action: dict[str, Tensor], slot: Tensor | None = None) -> None:
@@ -212,7 +229,8 @@ class BatchVec(Batch):
             raise RunError("send the actions of the slots that spoke last")
         elif self.mode == "Disabled" and self.over.any():
             return self._reset_ended(c, d)
-        answer = self.env.step(self.native.decode_batch(c, d))
+        with simulating(type(self.env).__name__, WORKERS):
+            answer = self.env.step(self.native.decode_batch(c, d))
         if self.mode == "SameStep":
             return self._split(answer, c, d)
         obs, reward, terminated, truncated, info = answer
@@ -238,7 +256,8 @@ class BatchVec(Batch):
     def _reset_ended(self, c: Array, d: Array) -> None:
         """DISABLED: the ended copies are reset and speak alone, while the actions of the others wait."""
         ended = self.everyone[self.over]
-        obs, _ = self.env.reset(options={"reset_mask": self.over.copy()})
+        with simulating(type(self.env).__name__, WORKERS):
+            obs, _ = self.env.reset(options={"reset_mask": self.over.copy()})
         nothing = np.zeros(len(ended), bool)
         if len(ended) < self.slots:
             self.held = (c, d)
@@ -311,8 +330,10 @@ def make_native(name: str, num_envs: int, seed: int, config: EnvConfig, kwargs: 
         return make(name, num_envs, seed, config, False)
     if gymnasium.spec(name).vector_entry_point is None:
         raise UserError(f"'{name}' has no vector code of its own; use --env.mode sync or workers")
-    if config.max_steps:
-        kwargs = {**kwargs, "max_episode_steps": config.max_steps}
-        config = replace(config, max_steps=0)
+    limit = config.max_steps
+    if limit:
+        kwargs = {**kwargs, "max_episode_steps": limit}
     env = gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="vector_entry_point", **kwargs)
-    return BatchVec(env, seed, config)
+    made = BatchVec(env, seed, replace(config, max_steps=0))
+    made.horizon = limit or made.horizon
+    return made

@@ -45,6 +45,8 @@ class Worker:
         self.index = index
         self.sock, theirs = socket.socketpair()
         self.sock.settimeout(START)
+        self.pending = 0
+        """Orders that were not answered yet."""
         with theirs:
             command = [sys.executable, "-P", "-c", BOOT, json.dumps(sys.path), str(theirs.fileno()), str(memory_fd)]
             self.process = subprocess.Popen(
@@ -55,6 +57,7 @@ class Worker:
             )
 
     def put(self, kind: bytes, payload: bytes = b"") -> None:
+        self.pending += 1
         try:
             worker.put(self.sock, kind, payload)
         except OSError as err:
@@ -69,9 +72,17 @@ class Worker:
             raise Broken("did not answer in time and was stopped") from err
         except (EOFError, OSError) as err:
             raise Broken(self.obituary()) from err
+        self.pending -= 1
         if kind in b"EU":
             raise (UserError if kind == b"U" else Broken)(payload.decode())
         return kind, payload
+
+    def settle(self, patience: float) -> None:
+        """Read the answers that nobody waits for any more; a dead worker shows itself at the next order."""
+        deadline = time.monotonic() + patience
+        while self.pending > 0 and self.process.poll() is None:
+            with suppress(Broken):
+                self.get(deadline)
 
     def obituary(self) -> str:
         """How the process ended."""
@@ -150,6 +161,8 @@ class WorkerVec(GymVec):
     # The four things GymVec does with its copies.
 
     def _begin_all(self, out: dict[str, Array]) -> None:
+        for w in self.workers:
+            w.settle(self.config.timeout)
         self.fresh = set(range(self.slots))
         self._post_resets()
         for i in range(self.slots):
@@ -204,15 +217,15 @@ class WorkerVec(GymVec):
             seed = None if self.over[i] else derive(self.seed, i, self.episode[i])
             header = {"seed": seed, "steps": len(c), "total": float(totals[i]), "length": int(lengths[i])}
             self._order(i, b"B", worker.join(header, c.tobytes() + d.tobytes()))
-        arrived = True
         for i, (c, _) in enumerate(actions):
             patience = self.config.timeout * (1 + len(c) / 10)
-            arrived &= worker.split(self.workers[i].get(time.monotonic() + patience)[1])[0]["arrived"]
+            if not worker.split(self.workers[i].get(time.monotonic() + patience)[1])[0]["arrived"]:
+                return False
         for k, v in out.items():
             running = [i for i in range(self.slots) if not self.over[i]]
             v[running] = self.shared[k][running]
         self.totals, self.lengths = [float(x) for x in totals], [int(x) for x in lengths]
-        return arrived
+        return True
 
     def render(self) -> Any:
         self._order(0, b"V")

@@ -288,3 +288,16 @@ def test_broken_vector_environments_name_the_copy() -> None:
         push(env)
         with pytest.raises(RunError, match=f"environment 1 gave .*{words}.*step 3 of the episode, action \\[0.5\\]"):
             push(env)
+
+
+def test_a_vector_environment_that_raises_is_named() -> None:
+    from gymnasium.vector import SyncVectorEnv
+
+    env = make_env(SyncVectorEnv([lambda: Frail(explode)] * 2))
+    env.reset(0)
+    push(env)
+    push(env)
+    with pytest.raises(
+        RunError, match=r"SyncVectorEnv failed: RuntimeError: the gripper is stuck at .*--env\.mode workers"
+    ):
+        push(env)

@@ -298,3 +298,28 @@ def test_many_environments_one_after_the_other_leave_no_descriptors() -> None:
         if k == 20:
             before = len(os.listdir("/proc/self/fd"))
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_reset_forgets_what_was_under_way(crew: Callable[..., WorkerVec]) -> None:
+    env = crew("raise", on_error="raise")
+    env.reset(SEED)
+    push(env)
+    push(env)
+    with pytest.raises(RunError, match="gripper"):
+        push(env)
+    assert env.reset(SEED + 1).obs["obs"].tolist() == [[0, 0], [0, 0]]
+    assert push(env).obs["obs"].tolist() == [[1, 1], [1, 1]]
+    env.send({"c": torch.zeros(2, 1), "d": torch.zeros(2, 0, dtype=torch.int64)})
+    env.reset(SEED + 1)
+    assert push(env).obs["obs"].tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_replay_that_breaks_is_no_arrival(crew: Callable[..., WorkerVec]) -> None:
+    env, other = crew("none"), crew("raise", at=2)
+    env.reset(SEED)
+    for _ in range(3):
+        push(env)
+    state = env.state()
+    assert not other.restore(state)
+    assert other.reset(SEED + 1).obs["obs"].tolist() == [[0, 0], [0, 0]]
+    assert push(other).obs["obs"].tolist() == [[1, 1], [1, 1]]
