@@ -88,9 +88,7 @@ def _make_object(env: Any, num_envs: int, seed: int, config: EnvConfig) -> VecEn
     if hasattr(env, "single_action_space"):
         from kumite.envs.vector import BatchVec
 
-        if num_envs not in (1, env.num_envs):
-            raise UserError(f"the vector environment holds {env.num_envs} copies, and --num-envs asks for {num_envs}")
-        return BatchVec(env, seed, config, owned=False)
+        return BatchVec(env, seed, config, owned=False)  # it brings its own number of copies
     if num_envs != 1:
         raise UserError(f"one Env object is one copy; give a callable that makes copies to have {num_envs} of them")
     if config.mode == "workers" or config.on_error == "restart":

@@ -7,6 +7,8 @@ dealt with here. It cannot be put back where it was.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -108,9 +110,9 @@ def make(name: str, num_envs: int, seed: int, config: EnvConfig, render: bool) -
     options |= ids.keywords(config.kwargs)
 
     def build(seeds: list[int]) -> Pool:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
             env = envpool.make(name, "gymnasium", num_envs=num_envs, batch_size=batch, seed=seeds, **options)
+            _ = env.observation_space, env.action_space  # made when first asked for, so ask here
         return Pool(env, num_envs, batch)
 
     try:
@@ -119,7 +121,8 @@ def make(name: str, num_envs: int, seed: int, config: EnvConfig, render: bool) -
         raise UserError(f"EnvPool does not take these keywords for '{name}': {err}") from err
     if spec.config.max_num_players > 1:
         raise UserError(f"EnvPool's '{name}' has several players, which is not supported")
-    observation, action = spec.gymnasium_observation_space, spec.gymnasium_action_space
+    with _quiet():
+        observation, action = spec.gymnasium_observation_space, spec.gymnasium_action_space
     horizon = int(limit or getattr(spec.config, "max_episode_steps", 0) or 0)
     if atari:
         wake = 0 if name.split("-")[0] in FIRELESS else 1
@@ -133,9 +136,16 @@ def make(name: str, num_envs: int, seed: int, config: EnvConfig, render: bool) -
 def _spec(name: str, options: dict[str, Any]) -> Any:
     import envpool
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # gymnasium, about the precision of the bounds
+    with _quiet():
         return envpool.make_spec(name, **options)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """gymnasium has words about the precision of EnvPool's bounds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _same_in_gymnasium(name: str, num_envs: int, seed: int, config: EnvConfig) -> VecEnv:

@@ -216,7 +216,6 @@ def test_the_same_seed_gives_the_same_game() -> None:
 # EnvPool
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("name", "config"),
     [
@@ -240,7 +239,6 @@ def test_envpool(name: str, config: EnvConfig) -> None:
         assert min(lengths) > 60
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_envpool_is_seeded_and_checks_actions() -> None:
     pytest.importorskip("envpool")
 
@@ -265,7 +263,6 @@ def test_envpool_is_seeded_and_checks_actions() -> None:
     env.close()
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_envpool_says_what_it_cannot_do() -> None:
     pytest.importorskip("envpool")
     for name, config, words in (
