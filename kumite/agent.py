@@ -19,9 +19,8 @@ from kumite.algos import ROWS, algorithm
 from kumite.algos.base import Algorithm
 from kumite.checkpoint import CheckpointWarning
 from kumite.config import dump, intervals, load_yaml, parse_yaml, resolve, to_yaml
-from kumite.envs import make_env, name_of
+from kumite.envs import make_env, name_of, source
 from kumite.envs.base import VecEnv, derive
-from kumite.envs.copies import source
 from kumite.errors import RunError, UserError
 from kumite.evaluate import Evaluation, copies, evaluate
 from kumite.log import Logger

@@ -200,7 +200,7 @@ def read(folder: Path, replay: bool = True) -> dict[str, Any]:
         tree = _json(folder / "state.json")
         if not replay or not rows.is_file():
             tree.pop("stream", None)
-        return unpack(tree, tensors)  # type: ignore[no-any-return]
+        return unpack(tree, tensors)
     except UserError:
         raise
     except Exception as error:

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from kumite import __version__
 from kumite.errors import UserError
+from kumite.version import __version__
 
 SECRET = re.compile(r"(?i)(key|token|secret|password|passwd|credential)")
 

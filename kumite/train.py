@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -103,7 +103,7 @@ Hook = Callable[[RunState], None]
 
 
 @torch.no_grad()
-def online(run: RunState, until: int, hooks: dict[str, Hook], check: Callable[[], None]) -> None:
+def online(run: RunState, until: int, hooks: Mapping[str, Hook], check: Callable[[], None]) -> None:
     """Train until `until` environment steps; hooks fire by the timers of their names, `check` may raise Interrupted."""
     algo, env, stream = run.algo, run.env, run.stream
     if not run.step:

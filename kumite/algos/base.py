@@ -21,7 +21,7 @@ from kumite.types import Act, ActionSpec, Out, Spec, Step
 
 
 @dataclass(frozen=True)
-class Config:
+class AlgoConfig:
     """The numbers that mean the same in every algorithm."""
 
     lr: float = 3e-4
@@ -61,17 +61,17 @@ class Config:
 class Algorithm(nn.Module):
     """Nets and losses. Knows no simulator, no loop and no logger."""
 
-    Config: ClassVar[type[Config]] = Config
+    Config: ClassVar[type[AlgoConfig]] = AlgoConfig
     actions: ClassVar[tuple[str, ...]] = ("continuous", "discrete", "multi-discrete", "hybrid")
     """Kinds of actions it can do."""
     memory: ClassVar[bool] = True
     """Works with --memory."""
 
-    cfg: Config
+    cfg: AlgoConfig
     span: int | None = None
     """Rows per training sequence; None = rows are independent."""
 
-    def __init__(self, obs_space: dict[str, Spec], action: ActionSpec, slots: int, cfg: Config) -> None:
+    def __init__(self, obs_space: dict[str, Spec], action: ActionSpec, slots: int, cfg: AlgoConfig) -> None:
         super().__init__()
         self.obs_space, self.action, self.slots, self.cfg = obs_space, action, slots, cfg
         self.updates = 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kumite import tree
-from kumite.algos.base import Algorithm, Config
+from kumite.algos.base import AlgoConfig, Algorithm
 from kumite.batch import Batch, minibatches, rollout
 from kumite.errors import UserError
 from kumite.nn.adam import Adam
@@ -29,7 +29,7 @@ from kumite.types import Act, ActionSpec, Out, Spec
 
 
 @dataclass(frozen=True)
-class PPOConfig(Config):
+class PPOConfig(AlgoConfig):
     num_envs: int = 8
     """Copies of the environment."""
     horizon: int = 256

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kumite.algos.base import Algorithm, Config
+from kumite.algos.base import AlgoConfig, Algorithm
 from kumite.batch import Batch, sequences, transitions
 from kumite.errors import UserError
 from kumite.nn.adam import Adam, polyak_
@@ -31,7 +31,7 @@ from kumite.types import Act, ActionSpec, Out, Spec, Step
 
 
 @dataclass(frozen=True)
-class SACConfig(Config):
+class SACConfig(AlgoConfig):
     batch_size: int = 256
     """Rows per update (with memory: sequences are counted so that rows stay about equal)."""
     buffer_size: int = 1_000_000

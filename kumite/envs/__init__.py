@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 from kumite.envs.base import EnvConfig, Maker, VecEnv, derive
+from kumite.envs.copies import source
 from kumite.errors import UserError, nearest
 
-__all__ = ["EnvConfig", "VecEnv", "derive", "listing", "make_env", "name_of", "register"]
+__all__ = ["EnvConfig", "VecEnv", "derive", "listing", "make_env", "name_of", "register", "source"]
 
 BACKENDS: dict[str, str | Maker] = {
     "gym": "kumite.envs.gymnasium:make",

@@ -65,7 +65,7 @@ class Adam(nn.Module):
         b1, b2 = self.betas
         if self.clip:
             norm = torch.stack(torch._foreach_norm(grads)).norm()
-            grads = torch._foreach_mul(grads, (self.clip / (norm + 1e-6)).clamp(max=1.0))
+            grads = list(torch._foreach_mul(grads, (self.clip / (norm + 1e-6)).clamp(max=1.0)))
         self.t.add_(1)
         torch._foreach_lerp_(m, grads, 1 - b1)
         torch._foreach_mul_(v, b2)

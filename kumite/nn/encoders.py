@@ -174,7 +174,7 @@ def make_sensors(obs_space: dict[str, Spec], net: Net) -> nn.Module:
         own = load_class(net.encoder)(seen)
         if not isinstance(getattr(own, "size", None), int):
             raise UserError(f"the encoder '{net.encoder}' must set self.size, the number of features it returns")
-        return own  # type: ignore[no-any-return]
+        return own
     if net.encoder not in ENCODERS:
         raise UserError(
             f"unknown encoder '{net.encoder}'{nearest(net.encoder, list(ENCODERS))}"

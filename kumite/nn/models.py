@@ -72,10 +72,10 @@ class Actor(nn.Module):
         self.torso, self.head = torso, head
 
     def forward(self, b: Batch) -> Policy:
-        return self.head(self.torso(b), self.torso.entry(b, "mask"))  # type: ignore[no-any-return]
+        return self.head(self.torso(b), self.torso.entry(b, "mask"))
 
     def next(self, b: Batch) -> Policy:
-        return self.head(self.torso.next(b), self.torso.next_entry(b, "mask"))  # type: ignore[no-any-return]
+        return self.head(self.torso.next(b), self.torso.next_entry(b, "mask"))
 
     def step(self, obs: dict[str, Tensor], core: Tree) -> tuple[Policy, Tree]:
         x, core = self.torso.step(obs, core)
@@ -91,10 +91,10 @@ class ActionValue(nn.Module):
         self.out = linear(self.torso.size, max(1, sum(action.branches)), members)
 
     def forward(self, b: Batch, c: Tensor) -> Tensor:
-        return self.out(self.torso(b, c))  # type: ignore[no-any-return]
+        return self.out(self.torso(b, c))
 
     def next(self, b: Batch, c: Tensor) -> Tensor:
-        return self.out(self.torso.next(b, c))  # type: ignore[no-any-return]
+        return self.out(self.torso.next(b, c))
 
 
 class ActorCritic(nn.Module):
@@ -128,7 +128,7 @@ class ActorCritic(nn.Module):
 
     def values(self, b: Batch) -> Tensor:
         """Of every row of b.obs, the bootstrap row included."""
-        return self.value(self.critic.unroll(b.of("actor" if self.share else "critic")))[..., 0]  # type: ignore[no-any-return]
+        return self.value(self.critic.unroll(b.of("actor" if self.share else "critic")))[..., 0]
 
     def step(self, obs: dict[str, Tensor], core: Tree) -> tuple[Policy, Tree]:
         policy, actor = self.actor.step(obs, core["actor"])

@@ -26,8 +26,8 @@ class Torso(nn.Module):
     def __init__(self, obs_space: dict[str, Spec], net: Net, action: int = 0, members: int = 0) -> None:
         super().__init__()
         self.sensors = make_sensors(obs_space, net)
-        self.hidden = Hidden(int(self.sensors.size) + action, net, members)  # type: ignore[arg-type]
-        self.size = self.hidden.size
+        self.hidden: nn.Module = Hidden(int(self.sensors.size) + action, net, members)  # type: ignore[arg-type]
+        self.size = int(self.hidden.size)
 
     def features(self, obs: dict[str, Tensor], action: Tensor | None) -> Tensor:
         x = self.sensors(obs)
@@ -72,7 +72,7 @@ class RecurrentTorso(Torso):
         self.sensors = make_sensors(obs_space, net)
         size = int(self.sensors.size)  # type: ignore[arg-type]
         self.before: nn.Module = nn.Identity()
-        self.hidden: nn.Module = nn.Identity()
+        self.hidden = nn.Identity()
         if net.memory_place == "after":
             self.before = Hidden(size, net)
             size = self.before.size
@@ -90,10 +90,10 @@ class RecurrentTorso(Torso):
         if k:
             with torch.no_grad():
                 _, core = self.core(x[:k].detach(), core, b.first[:k])
-        return self.core(x[k:], core, b.first[k:])[0]  # type: ignore[no-any-return]
+        return self.core(x[k:], core, b.first[k:])[0]
 
     def combine(self, y: Tensor, action: Tensor | None) -> Tensor:
-        return self.hidden(y if action is None else torch.cat([y, action], -1))  # type: ignore[no-any-return]
+        return self.hidden(y if action is None else torch.cat([y, action], -1))
 
     def forward(self, b: Batch, action: Tensor | None = None) -> Tensor:
         return self.combine(self.remember(b)[: b.mask.shape[0]], action)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kumite import algos
 from kumite import config as c
-from kumite.algos.base import Algorithm, Config
+from kumite.algos.base import AlgoConfig, Algorithm
 from kumite.errors import UserError
 from kumite.nn.config import Net
 
@@ -284,7 +284,7 @@ def test_intervals() -> None:
 
 
 @dataclass(frozen=True)
-class MineConfig(Config):
+class MineConfig(AlgoConfig):
     num_envs: int = 3
     """Copies."""
     flavour: Literal["sweet", "sour"] = "sweet"

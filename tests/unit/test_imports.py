@@ -16,11 +16,11 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the ground up: a part imports from its own floor and from those below it.
 FLOORS = [
-    {"types", "tree", "errors"},
+    {"types", "tree", "errors", "version"},
     {"returns", "stream", "samplers", "batch", "schedules"},
     {"nn"},
     {"algos"},
-    {"config", "train", "evaluate", "checkpoint", "log"},
+    {"config", "train", "evaluate", "checkpoint", "log", "machine", "rng", "runs", "video"},
     {"agent"},
     {"cli", "__init__", "__main__"},
 ]
@@ -54,6 +54,10 @@ UNSAFE_NAMES = {
     *("torch.load", "torch.save", "torch.jit.load", "torch.export.load"),
     *("yaml.full_load", "yaml.full_load_all", "yaml.unsafe_load", "yaml.unsafe_load_all", "yaml.load_all"),
     "os.system",
+}
+# Not out of a file: (file, module) and the reason.
+UNSAFE_ALLOWED = {
+    ("kumite/envs/worker.py", "cloudpickle"): "the user's own maker, from this process to its own worker, in memory",
 }
 
 
@@ -177,7 +181,8 @@ def unsafe(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def test_nothing_read_from_a_file_can_run() -> None:
-    wrong = [f"{where(path, line)}: {what}" for path in FILES for what, line in unsafe(parse(path))]
+    found = [(str(p.relative_to(PACKAGE.parent)), what, line) for p in FILES for what, line in unsafe(parse(p))]
+    wrong = [f"{file}:{line}: {what}" for file, what, line in found if (file, what) not in UNSAFE_ALLOWED]
     assert not wrong, "\n".join(wrong)
 
 

@@ -1,0 +1,3 @@
+"""The version, where every floor can see it."""
+
+__version__ = "0.1.0"
