@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -17,19 +18,19 @@ from torch import Tensor
 from kumite import checkpoint, tree
 from kumite.algos import ROWS, algorithm
 from kumite.algos.base import Algorithm
-from kumite.checkpoint import CheckpointWarning
+from kumite.checkpoint import CheckpointWarning, rescue
 from kumite.config import dump, intervals, load_yaml, parse_yaml, resolve, to_yaml
 from kumite.envs import make_env, name_of, source
 from kumite.envs.base import VecEnv, derive
 from kumite.errors import RunError, UserError
 from kumite.evaluate import Evaluation, copies, evaluate
-from kumite.log import Logger
+from kumite.log import EVENTS, Logger
 from kumite.machine import manifest, pays_to_compile, pick_device, pick_precision, pick_threads, products, threads
 from kumite.nn.cores import forget
 from kumite.rng import Randomness
-from kumite.runs import Stop, find, open_folder, pick_checkpoint
+from kumite.runs import Stop, find, is_run, open_folder, pick_checkpoint
 from kumite.schedules import Every
-from kumite.train import Interrupted, RunState, log_metrics, online
+from kumite.train import Hook, Interrupted, RunState, log_metrics, online
 from kumite.types import ActionSpec, Spec
 from kumite.video import has_display, video, window
 
@@ -48,17 +49,20 @@ class Agent:
     algo_name: ClassVar[str] = ""
 
     def __init__(
-        self, env: Any, *, algo: str = "", config: Any = None, file: str | Path | None = None, **parameters: Any
+        self, env: Any, /, *, algo: str = "", config: Any = None, file: str | Path | None = None, **parameters: Any
     ) -> None:
         """`env`: an id, a gymnasium Env, a vector env, or a callable that makes one.
 
-        `parameters` are those of the command line: `lr=1e-3`, `actor={"width": 128}`. They come after the preset of the
-        environment and after `file`; a finished `config` replaces them all.
+        `parameters` are those of the command line: `lr=1e-3`, `actor={"width": 128}`, `env={"action_repeat": 2}`. They
+        come after the preset of the environment and after `file`; a finished `config` replaces them all.
         """
         self.name = (algo or self.algo_name).lower()
         self.env_id, self.source = name_of(env), env
         self.writes = config is not None or any(key in parameters for key in FOLDER_KEYS)
-        self.config = config or resolve(self.name, self.env_id, load_yaml(file) if file else None, parameters)
+        layer = load_yaml(file) if file else {}
+        if _is_one_copy(env) and not any(key.replace("-", "_") == "num_envs" for key in (*layer, *parameters)):
+            parameters["num_envs"] = 1  # whatever a preset says: an object is one copy
+        self.config = config or resolve(self.name, self.env_id, layer, parameters)
         self.path: Path | None = None
         self.env: VecEnv | None = self._make_env()
         if self.env.slots != self.config.num_envs:  # a vector environment brings its own number
@@ -79,6 +83,7 @@ class Agent:
         self.run: RunState | None = None
         self.saved: dict[str, Any] = {}  # a checkpoint's state until the run is set up
         self.last_save = -1
+        self.save_failed = False
         self.stop = Stop()
 
     def _make_env(self) -> VecEnv:
@@ -107,32 +112,36 @@ class Agent:
             self._plan(run, until)
             stack.enter_context(threads(run.threads))
             stack.enter_context(products(run.precision))
-            hooks = {"eval": self._evaluate_hook, "log": log_metrics, "save": self._save_hook}
+            hooks: dict[str, Hook] = {"eval": self._evaluate_hook, "log": log_metrics, "save": self._save_hook}
             try:
-                online(run, until, hooks, lambda: self._check(run, callback))
-                if run.timers["eval"].n and run.env_step % run.timers["eval"].n:
-                    self._evaluate_hook(run)
-                self._finish(run)
-            except _Enough:
-                self._finish(run)
-            except Interrupted:
-                self._save_hook(run)
-                raise
+                self._train(run, until, hooks, callback)
             except RunError as error:
                 raise RunError(f"{error}{self._kept()}") from error
             finally:
+                self.stop = Stop()
                 run.logger.close()
         return self
+
+    def _train(self, run: RunState, until: int, hooks: dict[str, Hook], callback: Callback | None) -> None:
+        try:
+            online(run, until, hooks, lambda: self._check(run, callback))
+            if run.timers["eval"].n and run.eval_step != run.env_step:
+                self._evaluate_hook(run)
+        except _Enough:
+            pass
+        except Interrupted:
+            self._save_hook(run)
+            raise
+        self._finish(run)
 
     def _start(self) -> RunState:
         """The first call: the folder, the storage, the first observations; or what a checkpoint says of them."""
         self.env = self.env or self._make_env()
         if self.writes and self.path is None:
             parent = Path(self.config.dir) / self.env_id.replace("/", "-") / self.name
-            self.path = open_folder(parent, self.config.name, self.config.seed)
-            (self.path / "config.yaml").write_text(self._yaml(), encoding="utf-8")
-            facts = manifest(self.env_id, self.name, self.config.seed)
-            (self.path / "manifest.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+            facts = json.dumps(manifest(self.env_id, self.name, self.config.seed), indent=1)
+            texts = {"manifest.json": facts, "config.yaml": self._yaml()}
+            self.path = open_folder(parent, self.config.name, self.config.seed, texts)
         run = RunState(self.algo, self.env, self.config.seed, self._logger(), self.device)
         widest = max((p.shape[-1] for p in self.algo.parameters() if p.dim() > 1), default=1)
         run.threads, run.precision = pick_threads(self.config.threads), pick_precision(widest)
@@ -144,7 +153,7 @@ class Agent:
         return run
 
     def _logger(self) -> Logger:
-        return Logger(self.path, self.config.track, self.config.steps, self.config.quiet, dump(self.config))
+        return Logger(self.folder, self.config.track, self.config.steps, self.config.quiet, dump(self.config))
 
     def _plan(self, run: RunState, until: int) -> None:
         """Timers and compilation for a run of this length."""
@@ -171,40 +180,44 @@ class Agent:
     def _finish(self, run: RunState) -> None:
         if run.meter.sums:
             log_metrics(run)
+        self.save_failed = False  # said again at the end, so that it is not overlooked
         self._save_hook(run)
 
     def _evaluate_hook(self, run: RunState) -> None:
         result = self.evaluate(self.config.eval.episodes, deterministic=self.config.eval.deterministic)
         run.logger.evaluation(run.env_step, result.row())
-        run.last_eval = result.mean
+        run.last_eval, run.eval_step = result.mean, run.env_step
         if result.mean > run.best:
             run.best = result.mean
-            if self.path is not None:
-                self._write(self.path / "checkpoints" / "best", run, replay=False)
+            if self.folder is not None:
+                self._write(self.folder / "checkpoints" / "best", run, replay=False)
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
     def _save_hook(self, run: RunState) -> None:
-        if self.path is None or self.last_save == run.env_step:
+        if self.folder is None or self.last_save == run.env_step:
             return
-        folder = self.path / "checkpoints"
+        folder = self.folder / "checkpoints"
         if self._write(folder / str(run.env_step), run, self.config.save.replay):
             self.last_save = run.env_step
             checkpoint.prune(folder, self.config.save.keep)
 
     def _write(self, folder: Path, run: RunState, replay: bool) -> bool:
-        """True if it was written; a full disk costs a warning, not the run."""
+        """True if it was written; a full disk costs a warning, not the run, and the next save tries again."""
         checkpoint.check_finite(run.algo)
         try:
             checkpoint.write(folder, self._state(run), self._texts(), replay)
         except OSError as error:
-            reason = error.strerror or error
-            warnings.warn(
-                f"checkpoint {folder} could not be written ({reason}); training goes on with the older ones kept",
-                CheckpointWarning,
-                stacklevel=2,
-            )
+            if not self.save_failed:
+                reason = error.strerror or error
+                warnings.warn(
+                    f"checkpoint {folder} could not be written ({reason}); training goes on with the older ones kept",
+                    CheckpointWarning,
+                    stacklevel=2,
+                )
+            self.save_failed = True
             return False
+        self.save_failed = False
         return True
 
     def _state(self, run: RunState) -> dict[str, Any]:
@@ -219,12 +232,17 @@ class Agent:
 
     def _kept(self) -> str:
         """Where the last good checkpoint is."""
-        if self.path is None:
+        if self.folder is None:
             return ""
-        for folder in checkpoint.numbered(self.path / "checkpoints"):
+        for folder in checkpoint.numbered(self.folder / "checkpoints"):
             if checkpoint.problem(folder) is None:
                 return f"; the last good checkpoint is {folder}"
-        return f"; no checkpoint was written yet in {self.path}"
+        return f"; no checkpoint was written yet in {self.folder}"
+
+    @property
+    def folder(self) -> Path | None:
+        """Where this agent writes its run; one that was loaded to act leaves the run it came from alone."""
+        return self.path if self.writes else None
 
     def save(self, path: str | Path, replay: bool = True) -> None:
         """Write everything to a folder; `kumite.load` reads it, acts, and can go on learning."""
@@ -233,7 +251,7 @@ class Agent:
             run = self._start()
         checkpoint.check_finite(self.algo)
         try:
-            checkpoint.write(Path(path), self._state(run), self._texts(), replay)
+            checkpoint.write(checkpoint.replaceable(Path(path)), self._state(run), self._texts(), replay)
         except OSError as error:
             raise UserError(f"cannot save to '{path}': {error.strerror or error}") from None
 
@@ -241,11 +259,22 @@ class Agent:
     def from_checkpoint(cls, folder: Path, env: Any = None) -> Agent:
         """An agent that acts without an environment; `env` (or the saved id) is made when it is needed."""
         state = checkpoint.read(folder)
+        try:
+            return cls._from_state(folder, state, env)
+        except (AttributeError, IndexError, KeyError, RecursionError, RuntimeError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"'{folder}' does not fit this version of kumite: {type(error).__name__}: {reason}"
+            ) from error
+
+    @classmethod
+    def _from_state(cls, folder: Path, state: dict[str, Any], env: Any) -> Agent:
         settings = parse_yaml(checkpoint.text(folder, "config.yaml"), str(folder / "config.yaml"))
         name, env_id = str(settings.get("algo", "")), str(settings.get("env_id", ""))
         agent: Agent = object.__new__(agent_class(name))
         agent.name, agent.env_id, agent.source = name, env_id, env_id if env is None else env
         agent.config = resolve(name, "", settings)
+        _refuse_tools(folder, env_id, agent.config.actor.encoder, agent.config.critic.encoder)
         agent.writes, agent.path, agent.env = False, None, None
         spaces = json.loads(checkpoint.text(folder, "spaces.json"))
         agent.native = _native(spaces["native"])
@@ -254,10 +283,7 @@ class Agent:
             for k, s in spaces["obs"].items()
         }
         agent._build(obs_space, agent.native.action)
-        try:
-            agent.algo.load_state_dict(state["algo"])
-        except (RuntimeError, KeyError) as error:
-            raise UserError(f"'{folder}' does not fit this version of kumite: {str(error).splitlines()[0]}") from None
+        agent.algo.load_state_dict(state["algo"])
         agent.saved = state
         agent.rng.restore(state["rng"])
         agent.last_save = int(state["env_step"])
@@ -325,6 +351,20 @@ class Agent:
         return path
 
 
+def _refuse_tools(folder: Path, *names: str) -> None:
+    """A checkpoint may name your environments and nets, not the tools of Python: 'subprocess:run' is neither."""
+    for name in names:
+        module, colon, _ = name.partition(":")
+        if colon and module.partition(".")[0] in sys.stdlib_module_names:
+            raise UserError(f"'{folder}' names '{name}', which is part of Python and no environment or net")
+
+
+def _is_one_copy(env: Any) -> bool:
+    """A single Env object: not an id, a maker, or a vector environment."""
+    made = hasattr(env, "reset") and not isinstance(env, type)
+    return made and not hasattr(env, "single_action_space") and not hasattr(env, "slots")
+
+
 def _push(frames: Tensor | None, new: Tensor, stack: int, first: Tensor) -> Tensor:
     """The newest frame joined to the older ones; zeros before the episode's first."""
     channels = new.shape[1]
@@ -352,9 +392,10 @@ def agent_class(name: str) -> type[Agent]:
 def load(path: str | Path, checkpoint: str = "best", env: Any = None) -> Agent:
     """An agent from `agent.save(path)` or from a run's folder (its best, last, or a numbered checkpoint)."""
     path = Path(path)
-    if not (path / "state.json").is_file() and not (path / "manifest.json").is_file() and not path.is_dir():
+    rescue(path)
+    if not path.is_dir():
         path = find(path)
-    if (path / "state.safetensors").exists() or not (path / "config.yaml").is_file():
+    if not (path / "checkpoints").is_dir() and not is_run(path):
         return Agent.from_checkpoint(path, env)
     agent = Agent.from_checkpoint(pick_checkpoint(path, checkpoint), env)
     agent.path = path
@@ -364,12 +405,25 @@ def load(path: str | Path, checkpoint: str = "best", env: Any = None) -> Agent:
 def resume(path: str | Path, steps: int | None = None, quiet: bool | None = None, env: Any = None) -> Agent:
     """A run at its newest good checkpoint, ready for `learn()` to continue it in its own folder, bit for bit."""
     folder = find(path)
-    agent = Agent.from_checkpoint(pick_checkpoint(folder), env)
+    if (folder / "config.yaml").is_file() and not checkpoint.numbered(folder / "checkpoints"):
+        agent = _again(folder, env)
+    else:
+        agent = Agent.from_checkpoint(pick_checkpoint(folder), env)
     agent.path, agent.writes = folder, True
     if steps is not None:
         agent.config = replace(agent.config, steps=int(steps))
     if quiet is not None:
         agent.config = replace(agent.config, quiet=quiet)
+    return agent
+
+
+def _again(folder: Path, env: Any) -> Agent:
+    """A run that ended before its first checkpoint begins once more, in the same folder."""
+    settings = load_yaml(folder / "config.yaml")
+    name, env_id = str(settings.get("algo", "")), str(settings.get("env_id", ""))
+    agent = Agent(env_id if env is None else env, algo=name, config=resolve(name, "", settings))
+    for file in (*folder.glob("*.csv"), *folder.glob(f"{EVENTS}*")):
+        file.unlink()
     return agent
 
 

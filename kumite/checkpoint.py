@@ -16,6 +16,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ def write(folder: Path, state: dict[str, Any], texts: dict[str, str], replay: bo
     """
     parent = folder.parent
     parent.mkdir(parents=True, exist_ok=True)
-    for stale in parent.glob(f".{folder.name}.*.tmp"):
+    rescue(folder)
+    for stale in _unfinished(folder):
         shutil.rmtree(stale, ignore_errors=True)
     temporary = parent / f".{folder.name}.{os.getpid()}.tmp"
     temporary.mkdir()
@@ -115,6 +117,7 @@ def write(folder: Path, state: dict[str, Any], texts: dict[str, str], replay: bo
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     """safetensors refuses tensors that share memory (nets with common layers, views): each gets its own."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     seen: set[int] = set()
@@ -123,7 +126,10 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
         if memory in seen:
             tensors[name] = value.clone()
         seen.add(memory)
-    save_file(tensors, path)
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:  # what it calls a full disk
+        raise OSError(str(error).rpartition("error: ")[2] or str(error)) from error
 
 
 def _hash(path: Path) -> str:
@@ -139,8 +145,38 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _unfinished(folder: Path) -> list[Path]:
+    """What earlier writers of this checkpoint left behind."""
+    if not folder.parent.is_dir():
+        return []
+    return [p for p in folder.parent.iterdir() if p.name.startswith(f".{folder.name}.") and p.suffix == ".tmp"]
+
+
+def rescue(folder: Path) -> None:
+    """A kill between the two renames of an overwrite: the newer whole copy takes its place."""
+    if folder.exists() or folder.is_symlink():
+        return
+    whole = [p for p in _unfinished(folder) if problem(p) is None]
+    for copy in sorted(whole, key=lambda p: p.name.endswith(".old.tmp"))[:1]:
+        with suppress(OSError):
+            os.rename(copy, folder)
+
+
+def replaceable(folder: Path) -> Path:
+    """The folder, made absolute, if a checkpoint may be written there: nothing but an older one is ever replaced."""
+    folder = Path(os.path.realpath(folder))
+    if folder.exists():
+        names = {p.name for p in folder.iterdir()} if folder.is_dir() else {folder.name}
+        if not names <= {*FILES, "manifest.json"}:
+            raise UserError(f"'{folder}' exists and is no checkpoint; save to another path")
+    return folder
+
+
 def prune(checkpoints: Path, keep: int) -> None:
     """The newest `keep` numbered checkpoints stay (and the best, and whatever is damaged)."""
+    rescue(checkpoints / "best")
+    for stale in checkpoints.glob(".*.tmp"):
+        shutil.rmtree(stale, ignore_errors=True)
     good = [p for p in numbered(checkpoints) if (p / "manifest.json").is_file()]
     for old in good[keep:] if keep > 0 else []:
         shutil.rmtree(old, ignore_errors=True)
@@ -170,9 +206,13 @@ def problem(folder: Path) -> str | None:
                 return f"'{name}' is missing or not a plain file of a checkpoint"
             if path.stat().st_size != fact["bytes"] or _hash(path) != fact["sha256"]:
                 return f"'{name}' is damaged"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"its manifest cannot be read ({type(error).__name__})"
     return None
+
+
+def skipped(folder: Path, trouble: str) -> None:
+    warnings.warn(f"checkpoint {folder} is skipped: {trouble}", CheckpointWarning, stacklevel=3)
 
 
 def newest(checkpoints: Path) -> Iterator[Path]:
@@ -182,7 +222,7 @@ def newest(checkpoints: Path) -> Iterator[Path]:
         if trouble is None:
             yield folder
         else:
-            warnings.warn(f"checkpoint {folder} is skipped: {trouble}", CheckpointWarning, stacklevel=2)
+            skipped(folder, trouble)
 
 
 def read(folder: Path, replay: bool = True) -> dict[str, Any]:
@@ -215,6 +255,6 @@ def text(folder: Path, name: str) -> str:
 
 
 def _json(path: Path) -> Any:
-    if path.is_symlink() or path.stat().st_size > LARGEST_JSON:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST_JSON:
         raise ValueError(f"{path.name} is not a plain file of reasonable size")
     return json.loads(path.read_text(encoding="utf-8"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import signal
 import threading
 import time
@@ -15,8 +15,8 @@ from kumite import checkpoint
 from kumite.errors import UserError, nearest
 
 
-def open_folder(parent: Path, name: str, seed: int) -> Path:
-    """A new folder <name>-s<seed>; a name that is taken gets a suffix, runs are never mixed."""
+def open_folder(parent: Path, name: str, seed: int, texts: dict[str, str]) -> Path:
+    """A new folder <name>-s<seed> with these files; a name that is taken gets a suffix, runs are never mixed."""
     stem = f"{name or time.strftime('%Y%m%d-%H%M%S')}-s{seed}"
     for attempt in range(1, 10_000):
         path = parent / (stem if attempt == 1 else f"{stem}-{attempt}")
@@ -26,8 +26,12 @@ def open_folder(parent: Path, name: str, seed: int) -> Path:
             continue
         except OSError as error:
             raise UserError(f"cannot make the run's folder {path}: {error.strerror}; choose another --dir") from None
-        if not os.access(path, os.W_OK):
-            raise UserError(f"cannot write to {path}; choose another --dir")
+        try:
+            for file, text in texts.items():
+                (path / file).write_text(text, encoding="utf-8")
+        except OSError as error:
+            shutil.rmtree(path, ignore_errors=True)
+            raise UserError(f"cannot write to {path}: {error.strerror}; choose another --dir") from None
         return path
     raise UserError(f"there are too many runs named {stem} in {parent}; choose another --name")
 
@@ -35,7 +39,7 @@ def open_folder(parent: Path, name: str, seed: int) -> Path:
 def find(name: str | Path, root: str | Path = "runs") -> Path:
     """The run folder meant by a path or by a unique part of its name below `root`."""
     path = Path(name)
-    if (path / "checkpoints").is_dir() or (path / "config.yaml").is_file():
+    if (path / "checkpoints").is_dir() or is_run(path):
         return path
     if path.parent.name == "checkpoints" and path.is_dir():
         return path.parent.parent
@@ -49,13 +53,20 @@ def find(name: str | Path, root: str | Path = "runs") -> Path:
     raise UserError(f"there is no run '{name}'{nearest(str(name), [str(p) for p in known])}")
 
 
+def is_run(path: Path) -> bool:
+    """A run's folder, which holds a config beside no state of its own."""
+    return (path / "config.yaml").is_file() and not list(path.glob("state.*"))
+
+
 def pick_checkpoint(run: Path, which: str = "last") -> Path:
     """best, last, or a step. Damaged ones are skipped with a warning."""
     folder = run / "checkpoints"
+    checkpoint.rescue(folder / "best")
     if which == "best" and (folder / "best").is_dir():
         trouble = checkpoint.problem(folder / "best")
         if trouble is None:
             return folder / "best"
+        checkpoint.skipped(folder / "best", trouble)
     if which in ("best", "last"):
         for good in checkpoint.newest(folder):
             return good

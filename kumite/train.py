@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,6 +34,10 @@ class Interrupted(KeyboardInterrupt):
         self.signal = signal
 
 
+class RestartWarning(RuntimeWarning):
+    """A resumed run begins with fresh episodes."""
+
+
 class RunState:
     def __init__(self, algo: Algorithm, env: VecEnv, seed: int, logger: Logger, device: torch.device) -> None:
         self.algo, self.logger = algo, logger
@@ -44,6 +49,7 @@ class RunState:
         self.episodes = 0
         self.best = -math.inf
         self.last_eval: float | None = None
+        self.eval_step = -1  # where the last evaluation was made
         self.threads = 1
         self.precision = "highest"
         self.compiled: bool | None = None  # decided once per run: a resumed run computes as before
@@ -85,6 +91,11 @@ class RunState:
 
     def restart(self) -> None:
         """Fresh episodes: what was under way counts as cut short at its last observation."""
+        warnings.warn(
+            "the environments cannot be put back where they were: fresh episodes begin, everything else is as it was",
+            RestartWarning,
+            stacklevel=2,
+        )
         self.stream.cut()
         fresh = self.env.reset(self.seed + self.env_step)
         self.core = self.algo.initial(self.env.slots)

@@ -43,7 +43,18 @@ def video(path: Path, fps: int = 30) -> Iterator[Show]:
 
 
 def has_display() -> bool:
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or os.name == "nt")
+    if not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or os.name == "nt"):
+        return False
+    try:
+        import pygame
+    except ImportError:
+        return True  # `window` says what to install
+    try:
+        pygame.display.init()
+    except pygame.error:  # the variable names a display that does not answer
+        return False
+    pygame.display.quit()
+    return True
 
 
 @contextmanager
