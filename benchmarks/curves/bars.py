@@ -1,0 +1,34 @@
+"""The returns that runs are held against, and where each was meant to be reached: (environment, algorithm) -> Bar."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Bar(NamedTuple):
+    mean: float
+    """Mean return of an evaluation."""
+    steps: int
+    """Within so many environment steps; 0 = within the run."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.mean:g}" + (f" within {count(self.steps)}" if self.steps else "")
+
+
+def count(n: float) -> str:
+    """50000 -> 50k, 2500000 -> 2.5M, 2040832 -> 2.04M."""
+    return f"{n / 1e6:.3g}M" if n >= 999_500 else f"{n / 1e3:.3g}k" if n >= 1_000 else f"{n:g}"
+
+
+BARS: dict[tuple[str, str], Bar] = {
+    ("CartPole-v1", "ppo"): Bar(500, 50_000),
+    ("CartPole-v1", "sac"): Bar(500, 0),
+    ("Pendulum-v1", "sac"): Bar(-200, 10_000),
+    ("LunarLander-v3", "ppo"): Bar(200, 1_000_000),
+    ("Hopper-v5", "sac"): Bar(2500, 500_000),
+    ("HalfCheetah-v5", "sac"): Bar(6000, 500_000),
+    ("HalfCheetah-v5", "ppo"): Bar(2000, 1_000_000),
+    ("Walker2d-v5", "ppo"): Bar(3000, 1_000_000),
+    ("atari-Pong", "ppo"): Bar(15, 2_500_000),
+}
