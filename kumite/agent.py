@@ -127,6 +127,7 @@ class Agent:
             online(run, until, hooks, lambda: self._check(run, callback))
             if run.timers["eval"].n and run.eval_step != run.env_step:
                 self._evaluate_hook(run)
+                self.last_save = -1  # what was saved at this step does not know of it
         except _Enough:
             pass
         except Interrupted:
@@ -180,6 +181,7 @@ class Agent:
     def _finish(self, run: RunState) -> None:
         if run.meter.sums:
             log_metrics(run)
+            self.last_save = -1
         self.save_failed = False  # said again at the end, so that it is not overlooked
         self._save_hook(run)
 

@@ -10,7 +10,7 @@ from kumite.errors import UserError
 
 def source(env: Any) -> Any:
     """Something that makes new copies: ids and callables do; an Env object is made again from its spec or copied."""
-    if isinstance(env, str) or (callable(env) and not hasattr(env, "step")):
+    if isinstance(env, (str, type)) or (callable(env) and not hasattr(env, "step")):
         return env
     spec = getattr(env, "spec", None)
     if spec is not None and getattr(spec, "entry_point", None) is not None:
