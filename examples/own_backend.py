@@ -2,9 +2,9 @@
 
     python examples/own_backend.py
 
-A backend is a function maker(name, num_envs, seed, config, render) that gives a VecEnv. One rule binds it: an observation
-is always the true one. The Step that ends an episode shows its last observation; the action that answers it is ignored,
-and the next Step brings the first observation of a fresh episode, with reward 0 and both flags False.
+A backend is a function maker(name, num_envs, seed, config, render) that gives a VecEnv. One rule binds it: an
+observation is always the true one. The Step that ends an episode shows its last observation; the action that answers it
+is ignored, and the next Step brings the first observation of a fresh episode, with reward 0 and both flags False.
 """
 
 from __future__ import annotations

@@ -54,6 +54,6 @@ if __name__ == "__main__":
     agent = kumite.PPO("Corridor-v0", **sizes).learn(2_000)  # a registered id
     print(f"registered id  mean return {agent.evaluate(10).mean:.2f}")
 
-    shorter = {"env.kwargs": "{length: 7}"}  # make's own keyword arguments, as YAML; --env.kwargs on the command line
-    agent = kumite.PPO(make, **shorter, **sizes).learn(2_000)
+    # make's own keyword arguments, as YAML; --env.kwargs on the command line
+    agent = kumite.PPO(make, env={"kwargs": "{length: 7}"}, **sizes).learn(2_000)
     print(f"length 7       mean return {agent.evaluate(10).mean:.2f}")

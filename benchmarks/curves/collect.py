@@ -83,7 +83,9 @@ def spread(values: list[float]) -> str:
 
 
 def table() -> str:
-    head = "| environment | algorithm | seeds | last evaluation at | best mean | last mean | bar: seeds that reached it | date | machine |"
+    names = ["environment", "algorithm", "seeds", "last evaluation at", "best mean", "last mean"]
+    names += ["bar: seeds that reached it", "date", "machine"]
+    head = f"| {' | '.join(names)} |"
     return "\n".join([head, "|---" * 9 + "|", *(line(*group) for group in groups())])
 
 
