@@ -407,6 +407,7 @@ def load(path: str | Path, checkpoint: str = "best", env: Any = None) -> Agent:
 def resume(path: str | Path, steps: int | None = None, quiet: bool | None = None, env: Any = None) -> Agent:
     """A run at its newest good checkpoint, ready for `learn()` to continue it in its own folder, bit for bit."""
     folder = find(path)
+    checkpoint.rescue_all(folder / "checkpoints")
     if (folder / "config.yaml").is_file() and not checkpoint.numbered(folder / "checkpoints"):
         agent = _again(folder, env)
     else:

@@ -27,6 +27,7 @@ from kumite.errors import RunError, UserError
 
 FILES = ("state.json", "state.safetensors", "replay.safetensors", "config.yaml", "spaces.json")
 LARGEST_JSON = 64 * 2**20
+OLD = ".old.tmp"  # the ending of a checkpoint that is being replaced
 
 
 class CheckpointWarning(RuntimeWarning):
@@ -105,7 +106,7 @@ def write(folder: Path, state: dict[str, Any], texts: dict[str, str], replay: bo
         _sync(temporary)
         old = None
         if folder.exists():
-            old = parent / f".{folder.name}.{os.getpid()}.old.tmp"
+            old = parent / f".{folder.name}.{os.getpid()}{OLD}"
             os.rename(folder, old)
         os.rename(temporary, folder)
         _sync(parent)
@@ -153,13 +154,24 @@ def _unfinished(folder: Path) -> list[Path]:
 
 
 def rescue(folder: Path) -> None:
-    """A kill between the two renames of an overwrite: the newer whole copy takes its place."""
-    if folder.exists() or folder.is_symlink():
+    """A kill between the two renames of an overwrite: the newer whole copy takes its place.
+
+    Without an older copy there was no overwrite: what lies there belongs to a life that is over, and the run that was
+    resumed from before it has files that know nothing of it.
+    """
+    left = _unfinished(folder)
+    if folder.exists() or folder.is_symlink() or not any(p.name.endswith(OLD) for p in left):
         return
-    whole = [p for p in _unfinished(folder) if problem(p) is None]
-    for copy in sorted(whole, key=lambda p: p.name.endswith(".old.tmp"))[:1]:
+    whole = [p for p in left if problem(p) is None]
+    for copy in sorted(whole, key=lambda p: p.name.endswith(OLD))[:1]:
         with suppress(OSError):
             os.rename(copy, folder)
+
+
+def rescue_all(checkpoints: Path) -> None:
+    """Every overwrite in this folder that was broken off; to be called before the newest checkpoint is looked for."""
+    for left in sorted(checkpoints.glob(f".*{OLD}")):
+        rescue(checkpoints / left.name[1:].split(".")[0])
 
 
 def replaceable(folder: Path) -> Path:
@@ -174,7 +186,7 @@ def replaceable(folder: Path) -> Path:
 
 def prune(checkpoints: Path, keep: int) -> None:
     """The newest `keep` numbered checkpoints stay (and the best, and whatever is damaged)."""
-    rescue(checkpoints / "best")
+    rescue_all(checkpoints)
     for stale in checkpoints.glob(".*.tmp"):
         shutil.rmtree(stale, ignore_errors=True)
     good = [p for p in numbered(checkpoints) if (p / "manifest.json").is_file()]

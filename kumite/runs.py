@@ -61,7 +61,7 @@ def is_run(path: Path) -> bool:
 def pick_checkpoint(run: Path, which: str = "last") -> Path:
     """best, last, or a step. Damaged ones are skipped with a warning."""
     folder = run / "checkpoints"
-    checkpoint.rescue(folder / "best")
+    checkpoint.rescue_all(folder)
     if which == "best" and (folder / "best").is_dir():
         trouble = checkpoint.problem(folder / "best")
         if trouble is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 import torch
 from gymnasium import spaces
 
@@ -115,12 +116,9 @@ def interrupt(agent: Agent, at: int) -> None:
         if run.env_step >= at:
             agent.stop.signal = 15
 
-    try:
+    with pytest.raises(Interrupted) as end:
         agent.learn(callback=callback)
-    except Interrupted as end:
-        assert end.signal == 15
-    else:
-        raise AssertionError(f"the run ended before step {at}")
+    assert end.value.signal == 15
 
 
 class Nested(gymnasium.Env[Any, Any]):
