@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ class Toy(gymnasium.Env[Any, Any]):
     """Random observations and rewards; episodes of 2 to 5 steps with ends of both kinds."""
 
     def __init__(self, observation: str = "vector", action: str = "continuous") -> None:
-        self.observation_space = OBSERVATIONS[observation]
+        self.observation_space = deepcopy(OBSERVATIONS[observation])  # copies must not draw from each other's
         self.action_space = ACTIONS[action]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

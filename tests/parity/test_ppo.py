@@ -212,6 +212,7 @@ def test_the_first_ratio_of_a_roll_out_is_one() -> None:
     algo.norm.update({"obs": 3 + 2 * torch.randn(50, 3)})
     stream, _, _ = roll_out(algo, 16)
     (metrics,) = algo.learn(stream, 0, 1000)
+    assert float(algo.norm.stats.count) == 50 + 16 * 4, "they take in the roll-out behind its update"
     assert float(metrics["train/kl"]) == pytest.approx(0, abs=1e-6)
     assert float(metrics["train/clip_fraction"]) == 0
 

@@ -201,6 +201,10 @@ def test_minibatches_of_sequences_keep_them_whole(size: int, columns: list[int])
         assert torch.equal(p.core["actor"]["h"][:, 0, 0], name[0]), "the state of a sequence is that of its first row"
 
 
+def test_rows_that_are_left_over_join_the_last_minibatch() -> None:
+    assert [len(p.mask) for p in minibatches(numbered(13, 1), 4, None)] == [4, 4, 5]
+
+
 def test_another_pass_has_another_order() -> None:
     first, second = (next(iter(minibatches(numbered(6, 3), 0, None))) for _ in range(2))
     assert not torch.equal(first.obs["obs"], second.obs["obs"])
