@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import dataclasses
 import difflib
-import io
+import importlib
 import os
-import re
 import shlex
 import signal
 import sys
 import traceback
-import types
-import typing
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +24,7 @@ from typing import Annotated, Any
 import tyro
 
 from kumite.errors import RunError, UserError
+from kumite.flags import HELP_FLAGS, parse, print_table, say
 
 HELP = """\
 usage: kumite COMMAND ...
@@ -252,15 +249,22 @@ def show_preset(algo: str, env: str, only: bool) -> int:
     config, base, sources = c.resolve(algo, env), c.run_type(algo)(), c.origins(algo, env)
     values = {key: now for key, (_, now) in c.diff(config, base).items()} if only else c.flat(config)
     defaults = c.flat(base)
-    rows = ((key, word(now), word(defaults[key]), sources.get(key, "")) for key, now in values.items())
+    rows = ((key, say(now), say(defaults[key]), sources.get(key, "")) for key, now in values.items())
     print_table(("parameter", "value", "default", "source"), rows)
     return 0
 
 
 @dataclass(frozen=True)
 class Command:
-    run: Callable[[list[str]], int]
+    home: Callable[[list[str]], int] | str
+    """The function, or module:function that is loaded when the command is given."""
     about: str
+
+    def run(self, words: list[str]) -> int:
+        if callable(self.home):
+            return self.home(words)
+        module, _, name = self.home.partition(":")
+        return int(getattr(importlib.import_module(module), name)(words))
 
 
 COMMANDS: dict[str, Command] = {
@@ -320,11 +324,7 @@ def trained(path: Path, step: int) -> Mapping[str, str]:
     return rows[-1] if rows else {}
 
 
-# --- words into values ---------------------------------------------------------------------------------------------
-
-HELP_FLAGS = ("--help", "-h")
-ALIASES = {"keep": "save.keep"}
-TRUTH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+# --- names among the words ---------------------------------------------------------------------------------------
 
 
 def split_train(words: list[str]) -> tuple[str, str, str, list[str]]:
@@ -381,149 +381,6 @@ def named(algo: str, env: str, layer: Mapping[str, Any], file: str) -> tuple[str
     return algo.lower(), env
 
 
-def parse(
-    kind: Any, words: list[str], prog: str, default: Any = None, description: str | None = None
-) -> tuple[Any, list[str]]:
-    """An instance of the dataclass, and the dotted names of the fields that were given."""
-    flags = flags_of(kind)
-    words, given = normal(words, flags)
-    said = io.StringIO()
-    more = {} if default is None else {"default": default}
-    try:
-        with contextlib.redirect_stderr(said):
-            made = tyro.cli(kind, args=words, prog=prog, description=description, registry=registry(), **more)
-    except SystemExit as e:
-        if not e.code:
-            raise
-        raise UserError(condense(said.getvalue())) from None
-    return made, given
-
-
-def flags_of(kind: Any, prefix: str = "") -> dict[str, tuple[str, bool]]:
-    """--flag -> (dotted name of the field, the value that a bare flag means)."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    found: dict[str, tuple[str, bool]] = {}
-    for f in dataclasses.fields(kind):
-        name, dashed = prefix + f.name, f"{prefix}{f.name}".replace("_", "-")
-        if dataclasses.is_dataclass(hints[f.name]):
-            found |= flags_of(hints[f.name], f"{name}.")
-        elif not hasattr(hints[f.name], "__metadata__"):  # positional words are annotated, flags are not
-            found[f"--{dashed}"] = (name, True)
-            if hints[f.name] is bool:
-                group, _, last = dashed.rpartition(".")
-                found[f"--{group + '.' if group else ''}no-{last}"] = (name, False)
-    return found
-
-
-def normal(words: list[str], flags: Mapping[str, tuple[str, bool]]) -> tuple[list[str], list[str]]:
-    """Known flags only, spelt with dashes; `--quiet true` becomes `--quiet`. And which fields are given."""
-    out: list[str] = []
-    given: dict[str, None] = {}
-    rest = list(words)
-    while rest:
-        text = rest.pop(0)
-        if not text.startswith("--") or text in HELP_FLAGS:
-            out.append(text)
-            continue
-        flag, equals, value = text.partition("=")
-        flag = "--" + flag[2:].replace("_", "-")
-        flag = f"--{ALIASES.get(flag[2:], flag[2:])}" if f"--{ALIASES.get(flag[2:], '')}" in flags else flag
-        if flag not in flags:
-            raise UserError(f"unknown flag '{flag}'{closest_flag(flag, flags)}")
-        name, bare = flags[flag]
-        given[name] = None
-        if not _is_switch(name, flags):
-            out.append(flag + equals + value)
-            continue
-        if not equals and rest and rest[0].lower() in TRUTH:
-            equals, value = "=", rest.pop(0)
-        if equals and value.lower() not in TRUTH:
-            raise UserError(f"{flag}: expected true or false, got '{value}'")
-        wanted = bare if not equals else bare == TRUTH[value.lower()]
-        out.append(next(f for f, meaning in flags.items() if meaning == (name, wanted)))
-    return out, list(given)
-
-
-def _is_switch(name: str, flags: Mapping[str, tuple[str, bool]]) -> bool:
-    return (name, False) in flags.values()
-
-
-def closest_flag(flag: str, flags: Mapping[str, tuple[str, bool]]) -> str:
-    from kumite.config import closest
-
-    near = closest(flag[2:].replace("-", "_"), [f[2:].replace("-", "_") for f in flags])
-    return f"; did you mean '--{near.replace('_', '-')}'?" if near else ""
-
-
-METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", str: "STR"}
-
-
-def registry() -> Any:
-    """Numbers, lists and optional values are read as everywhere else in kumite: 1e6, 100_000, 100k, 512,256."""
-    rules = tyro.constructors.ConstructorRegistry()
-
-    @rules.primitive_rule
-    def rule(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-        kind: Any = info.type
-        origin = typing.get_origin(kind)
-        many = origin is tuple
-        if kind not in (int, float) and origin not in (tuple, typing.Union, types.UnionType, typing.Literal):
-            return None
-
-        def read(words: list[str]) -> Any:
-            from kumite.config import read
-
-            return read(list(words) if many and len(words) != 1 else words[0], kind)
-
-        return tyro.constructors.PrimitiveConstructorSpec(
-            nargs="*" if many else 1,
-            metavar=metavar(kind),
-            instance_from_str=read,
-            is_instance=lambda value: True,
-            str_from_instance=lambda value: [word(v) for v in value] if many else [word(value)],
-        )
-
-    return rules
-
-
-def metavar(kind: Any) -> str:
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin is tuple:
-        return f"[{METAVARS.get(args[0], 'X') if args else 'X'} ...]"
-    names = [METAVARS.get(a, "none" if a is type(None) else str(a)) for a in args]  # a union, or choices
-    return METAVARS.get(kind) or "|".join(names)
-
-
-def word(value: Any) -> str:
-    """A value as one would type it."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple | list):
-        return " ".join(map(word, value)) or "-"
-    return str(value) if value != "" else "''"
-
-
-def condense(box: str) -> str:
-    """tyro's framed message in one line: what is wrong, without the title, the frame and the advice below."""
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    lines = [line.strip("│ ") for line in plain.splitlines() if line[:1] not in "╭╰"]
-    sections = "\n".join(lines).replace("─", "-").split("---")
-    body = next((x for x in sections[0 if "╭" in plain else 1 :] if x.strip("-\n ")), plain)
-    said = " ".join(body.strip("-\n").split()).removeprefix("Error parsing ")
-    for pattern, ours in PHRASES:
-        said = re.sub(pattern, ours, said)
-    return said or "this command line cannot be read"
-
-
-PHRASES = (
-    (r"^Unrecognized options: (.*)$", r"what is '\1' meant to be?"),
-    (r"^Missing value for argument '(.*)'\..*$", r"\1: expected a value"),
-    (r"^Missing from (kumite \w+): (\w+) .*$", r"which \2? see \1 --help"),
-)
-
-
 def _at(config: Any, key: str) -> Any:
     for part in key.split("."):
         config = getattr(config, part)
@@ -531,14 +388,6 @@ def _at(config: Any, key: str) -> Any:
 
 
 # --- talking -------------------------------------------------------------------------------------------------------
-
-
-def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns as wide as they need; the last one runs on."""
-    lines = [tuple(head), *(tuple(row) for row in rows)]
-    wide = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    for line in lines:
-        print("  ".join(cell.ljust(w) for cell, w in zip(line, wide, strict=True)).rstrip())
 
 
 def _line(text: str) -> str:

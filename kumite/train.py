@@ -167,4 +167,4 @@ def log_metrics(run: RunState) -> None:
             f"'{bad[0]}' is not a finite number at step {run.env_step:,} (seed {run.seed}){where};"
             " a smaller --lr or --grad-clip often helps"
         )
-    run.logger.metrics(run.env_step, values)
+    run.logger.metrics(run.env_step, values | {"train/n_updates": run.algo.updates})

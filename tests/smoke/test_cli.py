@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import kumite
-from kumite import cli
+from kumite import cli, flags
 from kumite.cli import main
 from kumite.errors import RunError, UserError
 
@@ -197,7 +197,7 @@ def test_a_mistake_on_any_terminal(cli: Any, encoding: str) -> None:
 
 def test_colours_are_no_part_of_a_message() -> None:
     framed = "╭─ \x1b[1mValue error\x1b[0m ─╮\n│ \x1b[31mError parsing --lr: bad\x1b[0m │\n│ ──── │\n│ See │\n╰────╯\n"
-    assert cli.condense(framed) == "--lr: bad"
+    assert flags.condense(framed) == "--lr: bad"
 
 
 # --- train ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import pytest
 
 from kumite import cli
 from kumite.cli import main
+from kumite.flags import parse
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -94,7 +95,7 @@ def test_commands_parse(place: str, words: str, importable: Path, capsys: pytest
     wrong = "--learning-rate" in given  # shown as a mistake
     if given[0] in ("resume", "eval", "play"):
         kind = {"resume": cli.Resume, "eval": cli.Eval, "play": cli.Play}[given[0]]
-        made, _ = cli.parse(kind, given[1:], f"kumite {given[0]}")
+        made, _ = parse(kind, given[1:], f"kumite {given[0]}")
         assert made.run.startswith("runs/")
         return
     more = ["--help"] if given[0] == "train" and "--help" not in given else []

@@ -20,7 +20,7 @@ FLOORS = [
     {"returns", "stream", "samplers", "batch", "schedules"},
     {"nn"},
     {"algos"},
-    {"config", "train", "evaluate", "checkpoint", "log", "machine", "rng", "runs", "video"},
+    {"config", "flags", "train", "evaluate", "checkpoint", "log", "machine", "rng", "runs", "video"},
     {"agent"},
     {"cli", "__init__", "__main__"},
 ]
@@ -29,7 +29,7 @@ GROUND = FLOORS[0]
 WINGS = {
     "envs": (GROUND, 4),
     "data": (GROUND, 4),
-    "lab": ({"errors"}, 6),
+    "lab": ({"errors", "config", "flags", "runs"}, 6),
 }
 FLOOR = {part: height for height, parts in enumerate(FLOORS) for part in parts}
 
