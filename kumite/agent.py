@@ -24,12 +24,14 @@ from kumite.envs import make_env, name_of, source
 from kumite.envs.base import VecEnv, derive
 from kumite.errors import RunError, UserError
 from kumite.evaluate import Evaluation, copies, evaluate
-from kumite.log import EVENTS, Logger
+from kumite.log import Logger
 from kumite.machine import manifest, pays_to_compile, pick_device, pick_precision, pick_threads, products, threads
 from kumite.nn.cores import forget
+from kumite.profile import Profile
 from kumite.rng import Randomness
 from kumite.runs import Stop, find, is_run, open_folder, pick_checkpoint
 from kumite.schedules import Every
+from kumite.sinks.tensorboard import EVENTS
 from kumite.train import Hook, Interrupted, RunState, log_metrics, online
 from kumite.types import ActionSpec, Spec
 from kumite.video import has_display, video, window
@@ -85,6 +87,7 @@ class Agent:
         self.last_save = -1
         self.save_failed = False
         self.stop = Stop()
+        self.profile: Profile | None = None  # of the last `learn`, with profile=True
 
     def _make_env(self) -> VecEnv:
         c = self.config
@@ -101,6 +104,9 @@ class Agent:
 
         `callback(run)` is called after every step, and returning False stops. After Ctrl-C or SIGTERM everything is
         saved, where the run has a folder, before `Interrupted` (a KeyboardInterrupt) is raised.
+
+        With `profile=True` the seconds and shares of acting, environment, updates and so on are printed at the end,
+        and `agent.profile` holds them.
         """
         until = self.config.steps if steps is None else self.env_step + int(steps)
         self.config = replace(self.config, steps=until)
@@ -112,6 +118,10 @@ class Agent:
             self._plan(run, until)
             stack.enter_context(threads(run.threads))
             stack.enter_context(products(run.precision))
+            self.profile = Profile(self.device) if self.config.profile else None
+            if self.profile is not None:
+                stack.callback(self._show_profile)
+                stack.enter_context(self.profile.watching(run, self))
             hooks: dict[str, Hook] = {"eval": self._evaluate_hook, "log": log_metrics, "save": self._save_hook}
             try:
                 self._train(run, until, hooks, callback)
@@ -121,6 +131,10 @@ class Agent:
                 self.stop = Stop()
                 run.logger.close()
         return self
+
+    def _show_profile(self) -> None:
+        if not self.config.quiet:
+            print(self.profile)
 
     def _train(self, run: RunState, until: int, hooks: dict[str, Hook], callback: Callback | None) -> None:
         try:

@@ -86,6 +86,8 @@ class Run:
     """Torch's CPU threads; 0 = chosen for the nets and the machine."""
     quiet: bool = False
     """Say nothing but errors."""
+    profile: bool = False
+    """Say at the end where the time went."""
     stop_at: float | None = None
     """Stop when an evaluation's mean return reaches this."""
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -490,7 +492,7 @@ def check(config: Any) -> None:
             raise UserError(f"{key}: expected {wanted}, got {value}")
     if config.name in (".", "..") or any(mark in config.name for mark in "/\\\0"):
         raise UserError(f"name: expected the plain name of a folder, got {config.name!r}")
-    from kumite.log import check_sinks
+    from kumite.sinks import check_sinks
 
     check_sinks(config.track)
 

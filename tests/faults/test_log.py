@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
-from kumite import log
-from kumite.log import Growing, Logger, LogWarning, Table
+from kumite.log import Logger, LogWarning
+from kumite.sinks import SINKS
+from kumite.sinks.base import Sink
+from kumite.sinks.csv import Table
+from kumite.sinks.files import Growing
 from kumite.types import Episodes
 
 EVAL = {"mean": 1.5, "std": 0.5, "min": 1.0, "max": 2.0, "episodes": 2, "mean_length": 7.0}
@@ -172,7 +175,7 @@ def test_odd_names(tmp_path: Path) -> None:
 
 
 def test_a_sink_that_always_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(log.Sink):
+    class Broken(Sink):
         def metrics(self, env_step: int, time_s: float, values: Any) -> None:
             raise ValueError("no network")
 
@@ -185,7 +188,7 @@ def test_a_sink_that_always_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         def restore(self, state: Any) -> None:
             raise KeyError("x")
 
-    monkeypatch.setitem(log.SINKS, "broken", lambda folder, config: Broken())
+    monkeypatch.setitem(SINKS, "broken", lambda folder, config: Broken())
     logger = Logger(tmp_path, ("broken", "csv"), quiet=True)
     said = caught(lambda: [logger.metrics(i, {"x": 1.0}) for i in range(5)])
     assert [text.split(" (")[0] for text in said] == [

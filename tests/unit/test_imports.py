@@ -20,7 +20,7 @@ FLOORS = [
     {"returns", "stream", "samplers", "batch", "schedules"},
     {"nn"},
     {"algos"},
-    {"config", "flags", "train", "evaluate", "checkpoint", "log", "machine", "rng", "runs", "video"},
+    {"config", "flags", "train", "evaluate", "checkpoint", "log", "sinks", "machine", "profile", "rng", "runs", "video"},
     {"agent"},
     {"cli", "__init__", "__main__"},
 ]

@@ -12,9 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kumite import log
 from kumite.errors import UserError
-from kumite.log import Logger, Meter, Table, Terminal
+from kumite.log import Logger, Meter
+from kumite.sinks import SINKS, tensorboard
+from kumite.sinks.base import Sink
+from kumite.sinks.csv import Table
+from kumite.sinks.terminal import Terminal, duration
 from kumite.types import Episodes
 
 EVAL = {"mean": 1.5, "std": 0.5, "min": 1.0, "max": 2.0, "episodes": 2, "mean_length": 7.0}
@@ -246,7 +249,7 @@ def test_a_reader_that_saw_too_much_forgets_it(tmp_path: Path) -> None:
 def test_event_files_stay_in_order_when_the_clock_steps_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states: Any = {}
     for i, now in enumerate([1000.0, 400.0, 400.0]):
-        monkeypatch.setattr(log.time, "time", lambda now=now: now)
+        monkeypatch.setattr(tensorboard.time, "time", lambda now=now: now)
         logger = Logger(tmp_path, ("tensorboard",), quiet=True)
         if states:
             logger.restore(states)
@@ -307,7 +310,7 @@ def test_one_live_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (59.9, "59s"), (61, "1m 01s"), (3600 * 25 + 60, "25h 01m")])
 def test_durations(seconds: float, text: str) -> None:
-    assert log.duration(seconds) == text
+    assert duration(seconds) == text
 
 
 # --- sinks from a table --------------------------------------------------------------------------------------------
@@ -322,7 +325,7 @@ def test_an_unknown_sink_names_the_known_ones(tmp_path: Path) -> None:
 def test_a_sink_is_a_class_and_an_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Any] = []
 
-    class Mine(log.Sink):
+    class Mine(Sink):
         def __init__(self, folder: Path, config: Any) -> None:
             heard.append((folder, dict(config)))
 
@@ -332,7 +335,7 @@ def test_a_sink_is_a_class_and_an_entry(tmp_path: Path, monkeypatch: pytest.Monk
         def close(self) -> None:
             heard.append("closed")
 
-    monkeypatch.setitem(log.SINKS, "mine", Mine)
+    monkeypatch.setitem(SINKS, "mine", Mine)
     logger = Logger(tmp_path, ("mine",), quiet=True, config={"lr": 1})
     logger.metrics(5, {"loss": 2.0})
     logger.close()
