@@ -52,6 +52,7 @@ dmc:walker-walk, envpool:HalfCheetah-v4, module.path:make_env.
   --file PATH          a YAML file of parameters; the config.yaml of a run repeats it
   --track STR ...      where metrics go: csv tensorboard
   --quiet              say nothing but errors
+  --profile            say at the end where the time went
 
 Numbers may be written 1e6, 100_000, 100k. What decides: the paper's defaults < what the algorithm's name means
 < the preset of this environment < --file < flags.
@@ -327,6 +328,10 @@ def trained(path: Path, step: int) -> Mapping[str, str]:
 # --- names among the words ---------------------------------------------------------------------------------------
 
 
+SWITCHES = ("--quiet", "--no-quiet", "--profile", "--no-profile")
+"""Flags that may stand without a value before the names."""
+
+
 def split_train(words: list[str]) -> tuple[str, str, str, list[str]]:
     """ALGO, ENV, the file of --file, and the flags. The names come first, or between flags where it is clear."""
     rest, file = take_file(words)
@@ -338,7 +343,7 @@ def split_train(words: list[str]) -> tuple[str, str, str, list[str]]:
 
     for i, word in enumerate(rest):
         before = rest[i - 1] if i else ""
-        free = not before.startswith("-") or "=" in before or before in ("--quiet", "--no-quiet")
+        free = not before.startswith("-") or "=" in before or before in SWITCHES
         if word.lower() in ROWS and free:
             pair = 2 if len(rest) > i + 1 and not rest[i + 1].startswith("-") else 1
             return word, rest[i + 1] if pair == 2 else "", file, rest[:i] + rest[i + pair :]
