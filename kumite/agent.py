@@ -126,7 +126,9 @@ class Agent:
             try:
                 self._train(run, until, hooks, callback)
             except RunError as error:
-                raise RunError(f"{error}{self._kept()}") from error
+                name = checkpoint.broken(self.algo)
+                where = f"; first broken tensor: '{name}'" if name else ""
+                raise RunError(f"{error}{where}{self._kept()}") from error
             finally:
                 self.stop = Stop()
                 run.logger.close()

@@ -67,11 +67,18 @@ def unpack(node: Any, tensors: dict[str, Tensor]) -> Any:
     return node
 
 
-def check_finite(modules: nn.Module) -> None:
-    """Nothing that is not a number is ever saved."""
+def broken(modules: nn.Module) -> str | None:
+    """The name of the first tensor that holds something else than finite numbers."""
     for name, value in modules.state_dict().items():
         if isinstance(value, Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise RunError(f"'{name}' holds values that are not finite numbers; nothing of it was saved")
+            return name
+    return None
+
+
+def check_finite(modules: nn.Module) -> None:
+    """Nothing that is not a number is ever saved."""
+    if name := broken(modules):
+        raise RunError(f"'{name}' holds values that are not finite numbers; nothing of it was saved")
 
 
 # --- writing -------------------------------------------------------------------------------------------------------
@@ -130,7 +137,7 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(tensors, path)
     except SafetensorError as error:  # what it calls a full disk
-        raise OSError(str(error).rpartition("error: ")[2] or str(error)) from error
+        raise OSError(str(error).rpartition("error: ")[2].partition(" (os error")[0] or str(error)) from error
 
 
 def _hash(path: Path) -> str:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kumite import tree
 from kumite.algos.base import Algorithm
@@ -160,11 +159,8 @@ def log_metrics(run: RunState) -> None:
     values = run.meter.flush()
     bad = [name for name, value in values.items() if not math.isfinite(value)]
     if bad:
-        tensors = run.algo.state_dict().items()
-        broken = [k for k, v in tensors if isinstance(v, Tensor) and v.is_floating_point() and not v.isfinite().all()]
-        where = f"; first broken tensor: '{broken[0]}'" if broken else ""
         raise RunError(
-            f"'{bad[0]}' is not a finite number at step {run.env_step:,} (seed {run.seed}){where};"
+            f"'{bad[0]}' is not a finite number at step {run.env_step:,} (seed {run.seed});"
             " a smaller --lr or --grad-clip often helps"
         )
     run.logger.metrics(run.env_step, values | {"train/n_updates": run.algo.updates})
