@@ -273,6 +273,7 @@ COMMANDS: dict[str, Command] = {
     "resume": Command(resume, "continue a run exactly where it stopped"),
     "eval": Command(evaluate, "play episodes with a trained agent, print what they return"),
     "play": Command(play, "watch a trained agent"),
+    "bench": Command("kumite.lab.launch:bench", "many algorithms x environments x seeds: kumite bench readme --jobs 2"),
     "algos": Command(algos, "list the algorithms"),
     "envs": Command(envs, "list the families of environments"),
     "presets": Command(presets, "list the presets, or show the values for one environment"),

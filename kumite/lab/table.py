@@ -1,0 +1,184 @@
+"""What a launch shows: a live table on a terminal, plain lines now and then elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kumite.lab.launch import Task
+
+PLAIN = 60.0  # seconds between two plain summaries
+LIVE = 0.5  # seconds between two frames
+ORDER = ("running", "failed", "stopped", "done", "waiting")
+"""What is left out last when the window is too low for all."""
+COLOURS = {"running": "cyan", "failed": "red", "stopped": "yellow", "done": "green", "waiting": "dim"}
+
+
+class View:
+    """Says nothing."""
+
+    def __init__(self, name: str, tasks: Sequence[Task]) -> None:
+        self.name, self.tasks, self.shown = name, tasks, -math.inf
+
+    def began(self, task: Task) -> None: ...
+
+    def ended(self, task: Task) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def show(self, slots: int) -> None: ...
+
+    def end(self, slots: int) -> None:
+        """Once more, whenever it was shown last."""
+        self.shown = -math.inf
+        self.show(slots)
+
+    def close(self) -> None: ...
+
+
+class Plain(View):
+    """A line per event, and a summary now and then."""
+
+    def began(self, task: Task) -> None:
+        step = f"resumed at step {task.now.step:,}" if task.now.step else "begun"
+        self.say(f"{task.job.label}: {step}")
+
+    def ended(self, task: Task) -> None:
+        self.say(f"{task.job.label}: {outcome(task)}")
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def show(self, slots: int) -> None:
+        if time.monotonic() - self.shown < PLAIN:
+            return
+        self.shown = time.monotonic()
+        self.say(f"{self.name}: {summary(self.tasks, slots)}")
+        for task in self.tasks:
+            if task.state == "running":
+                self.say("  " + "  ".join(x for x in (task.job.label, *cells(task)[1:]) if x))
+
+
+class Live(View):
+    """A table that stays in its place; the runs at work on top when it does not fit."""
+
+    def __init__(self, name: str, tasks: Sequence[Task]) -> None:
+        super().__init__(name, tasks)
+        from rich.live import Live as RichLive
+
+        self.live = RichLive(auto_refresh=False)
+        self.live.start()
+
+    def ended(self, task: Task) -> None:
+        if task.state == "failed":
+            self.say(f"{task.job.label}: {outcome(task)}")
+
+    def say(self, text: str) -> None:
+        from rich.text import Text
+
+        self.live.console.print(Text(text))
+
+    def show(self, slots: int) -> None:
+        if time.monotonic() - self.shown >= LIVE:
+            self.shown = time.monotonic()
+            self.live.update(self.table(slots, max(self.live.console.height - 6, 5)), refresh=True)
+
+    def table(self, slots: int, rows: int) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        title = f"{self.name}: {summary(self.tasks, slots)}"
+        table = Table(box=None, title=Text(title, no_wrap=True), title_justify="left", pad_edge=False, expand=False)
+        for head in ("run", "", "progress", "steps/s", "left", "evaluation"):
+            table.add_column(
+                head, justify="left" if head in ("run", "") else "right", no_wrap=True, overflow="ellipsis"
+            )
+        chosen = sorted(self.tasks, key=lambda t: ORDER.index(t.state))[:rows] if len(self.tasks) > rows else self.tasks
+        for task in (t for t in self.tasks if t in chosen):
+            state, *rest = cells(task)
+            label = Text(task.job.label)
+            table.add_row(label, Text(state, style=COLOURS[state]), *map(Text, rest))
+        if len(chosen) < len(self.tasks):
+            table.add_row(Text(f"and {len(self.tasks) - len(chosen)} more", style="dim"))
+        return table
+
+    def close(self) -> None:
+        self.live.stop()
+
+
+def view(name: str, tasks: Sequence[Task], quiet: bool) -> View:
+    if quiet:
+        return View(name, tasks)
+    return Live(name, tasks) if sys.stdout.isatty() else Plain(name, tasks)
+
+
+# --- words ---------------------------------------------------------------------------------------------------------
+
+
+def cells(task: Task) -> tuple[str, str, str, str, str]:
+    """State, progress, speed, time left, evaluation."""
+    now, steps, at_work = task.now, task.job.config.steps, task.state == "running"
+    share = min(now.step / max(steps, 1), 1.0)
+    progress = f"{count(now.step)}/{count(steps)} {share:4.0%}" if now.step or at_work else count(steps)
+    speed = f"{now.speed:,.0f}" if at_work and now.speed else ""
+    left = duration(now.left(steps)) if at_work and now.speed else ""
+    return task.state, progress, speed, left, "" if now.mean is None else f"{now.mean:.5g}"
+
+
+def outcome(task: Task) -> str:
+    if task.state == "failed":
+        return f"failed: {task.error} (log: {task.log})"
+    if task.state == "stopped":
+        return f"stopped at step {task.now.step:,}"
+    result = "" if task.now.mean is None else f", evaluation {task.now.mean:.5g}"
+    return f"done, {task.now.step:,} steps in {duration(task.now.time_s)}{result}"
+
+
+def summary(tasks: Sequence[Task], slots: int) -> str:
+    """12 of 36 done, 2 running, 21 waiting, 1 failed, 3h 20m left"""
+    numbers = {state: sum(t.state == state for t in tasks) for state in ORDER}
+    parts = [f"{numbers['done']} of {len(tasks)} done"]
+    parts += [f"{numbers[state]} {state}" for state in ("running", "waiting", "failed", "stopped") if numbers[state]]
+    seconds = remaining(tasks, slots)
+    return ", ".join(parts + ([f"{duration(seconds)} left"] if 0 < seconds < math.inf else []))
+
+
+def remaining(tasks: Sequence[Task], slots: int) -> float:
+    """Seconds until all is done, from the speeds seen so far; inf where none is known for an algorithm."""
+    at_work = [t.now.left(t.job.config.steps) for t in tasks if t.state == "running"]
+    waiting = [(t.job.config.steps - t.now.step) / (speed(t, tasks) or math.nan) for t in tasks if t.state == "waiting"]
+    total = sum(at_work) + sum(waiting)
+    if math.isnan(total):
+        return math.inf
+    return max([total / max(slots, 1), *at_work])
+
+
+def speed(task: Task, tasks: Iterable[Task]) -> float:
+    """Of runs like this one: its own, the same algorithm's there, the same algorithm's elsewhere."""
+    known = [t for t in tasks if t.now.step and t.now.time_s > 0]
+    alike = [t for t in known if (t.job.algo, t.job.env, t.job.name) == (task.job.algo, task.job.env, task.job.name)]
+    for group in ([task] if task in known else [], alike, [t for t in known if t.job.algo == task.job.algo]):
+        if group:
+            return sum(t.now.step for t in group) / sum(t.now.time_s for t in group)
+    return 0.0
+
+
+def count(n: int) -> str:
+    """950, 40k, 1.5M"""
+    for size, letter in ((1_000_000, "M"), (1_000, "k")):
+        if n >= size:
+            return f"{n / size:.4g}{letter}"
+    return str(n)
+
+
+def duration(seconds: float) -> str:
+    """3h 20m, 5m 10s, 8s"""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, s = divmod(int(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}h {m:02d}m" if hours else f"{m}m {s:02d}s" if m else f"{s}s"
