@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from kumite.stream import Stream
+
+
+class Draw(NamedTuple):
+    row: Tensor
+    slot: Tensor
+    weight: Tensor | None = None
+    """Importance weights; None = all 1."""
 
 
 class Uniform:
@@ -34,14 +43,15 @@ class Uniform:
             return self._level_range(stream)[1] > 0
         return bool((self._ranges(stream)[1] > 0).any())
 
-    def draw(self, stream: Stream, size: int) -> tuple[Tensor, Tensor]:
+    def draw(self, stream: Stream, size: int, share: float = 0.0) -> Draw:
+        """`share`: how much of the run lies behind."""
         uniform = torch.rand(size, dtype=torch.float64, device=stream.device)
         if stream.level:
             first, many = self._level_range(stream)
             at = (uniform * (many * stream.slots)).long()
-            return (at // stream.slots + first) * self.stride, at % stream.slots
+            return Draw((at // stream.slots + first) * self.stride, at % stream.slots)
         starts, counts = self._ranges(stream)
         ends = counts.cumsum(0)
         at = (uniform * ends[-1]).long()
         slot = torch.searchsorted(ends, at, right=True)
-        return (starts[slot] + at - (ends - counts)[slot]) * self.stride, slot
+        return Draw((starts[slot] + at - (ends - counts)[slot]) * self.stride, slot)

@@ -126,7 +126,7 @@ def online(run: RunState, until: int, hooks: Mapping[str, Hook], check: Callable
             return
         step = run.current
         before = forget(tree.at(run.core, step.slot), tree.at(run.first, step.slot))
-        act = algo.explore(step.obs, before, run.env_step)
+        act = algo.explore(step.obs, before, run.env_step, until, step.slot)
         stream.record(act, before, step.slot)
         env.send(tree.to(act.action, "cpu"), None if step.slot is None else step.slot.cpu())
         run.core = tree.put(run.core, step.slot, act.core)

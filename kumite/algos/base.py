@@ -90,8 +90,11 @@ class Algorithm(nn.Module):
     def act(self, obs: dict[str, Tensor], core: Tree, explore: bool = True) -> Act:
         raise TypeError("an algorithm acts")
 
-    def explore(self, obs: dict[str, Tensor], core: Tree, env_step: int) -> Act:
-        """Acting while training; algorithms with a random warm-up have their own."""
+    def explore(self, obs: dict[str, Tensor], core: Tree, env_step: int, total: int, slot: Tensor | None) -> Act:
+        """Acting while training, after `env_step` of `total` steps; `slot`: whose observations these are, None = all.
+
+        Algorithms with a random start, or with noise that depends on time or copy, have their own.
+        """
         return self.act(obs, core)
 
     def observe(self, step: Step, first: Tensor) -> None:
@@ -129,6 +132,12 @@ class Algorithm(nn.Module):
     def planned_updates(self, steps: int) -> int:
         """About how many gradient steps so many environment steps mean."""
         return steps
+
+    def adam_of(self, net: nn.Module, lr: float = 0.0) -> Adam:
+        """The optimiser of a net by the common numbers; another learning rate where one is given."""
+        cfg = self.cfg
+        decay = cfg.weight_decay if cfg.optimizer == "adamw" else 0.0
+        return Adam(net, lr or cfg.lr, cfg.adam_eps, decay, cfg.grad_clip)
 
     def schedule(self, env_step: int, total: int, *optimizers: Adam) -> None:
         """The learning rates of this moment."""

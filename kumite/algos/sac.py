@@ -15,39 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kumite.algos.base import AlgoConfig, Algorithm
-from kumite.batch import Batch, sequences, transitions
+from kumite.algos.offpolicy import OffPolicy, OffPolicyConfig
+from kumite.batch import Batch
 from kumite.errors import UserError
 from kumite.nn.adam import Adam, polyak_
 from kumite.nn.dists import Policy, Sample, pick
 from kumite.nn.models import ActionValue, Actor, PolicyHead
-from kumite.nn.norm import RewardNorm
 from kumite.nn.torso import make_torso
-from kumite.samplers import Uniform
-from kumite.schedules import Ratio
-from kumite.stream import Stream
 from kumite.tree import Tree
-from kumite.types import Act, ActionSpec, Out, Spec, Step
+from kumite.types import Act, ActionSpec, Out, Spec
 
 
 @dataclass(frozen=True)
-class SACConfig(AlgoConfig):
-    batch_size: int = 256
-    """Rows per update (with memory: sequences are counted so that rows stay about equal)."""
-    buffer_size: int = 1_000_000
-    """Rows kept for replay."""
-    warmup: int = 5_000
-    """Uniform random steps before learning starts."""
-    update_ratio: float = 1.0
-    """Updates per environment step."""
-    n_step: int = 1
-    """Rewards summed before the bootstrap."""
-    tau: float = 0.005
-    """Share of the critic that enters the target critic at each update."""
-    critics: int = 2
-    """Size of the critic ensemble."""
-    subset: int = 0
-    """Targets take the minimum over this many randomly drawn critics; 0 = all."""
+class SACConfig(OffPolicyConfig):
     policy_delay: int = 1
     """Move the actor at every k-th update, k steps at once, so that actor and critic steps stay equal in number."""
     critic_lr: float = 0.0
@@ -68,8 +48,6 @@ class SACConfig(AlgoConfig):
     """Lower end of the policy's log deviation."""
     log_std_max: float = 2.0
     """Upper end of the policy's log deviation."""
-    burn_in: int = 0
-    """With memory: rows before each sequence that only refresh its state."""
 
 
 class Temperature(nn.Module):
@@ -83,7 +61,7 @@ class Temperature(nn.Module):
         return self.log
 
 
-class SAC(Algorithm):
+class SAC(OffPolicy):
     Config = SACConfig
     cfg: SACConfig
 
@@ -97,34 +75,10 @@ class SAC(Algorithm):
         self.target = deepcopy(self.critic).requires_grad_(False)
         self.learns_alpha = cfg.alpha == "auto"
         self.temperature = Temperature(len(action.branches), cfg.alpha_init if self.learns_alpha else float(cfg.alpha))
-        decay = cfg.weight_decay if cfg.optimizer == "adamw" else 0.0
-        self.adam_actor = Adam(self.actor, cfg.lr, cfg.adam_eps, decay, cfg.grad_clip)
-        self.adam_critic = Adam(self.critic, cfg.critic_lr or cfg.lr, cfg.adam_eps, decay, cfg.grad_clip)
+        self.adam_actor = self.adam_of(self.actor)
+        self.adam_critic = self.adam_of(self.critic, cfg.critic_lr)
         self.adam_alpha = Adam(self.temperature, cfg.alpha_lr or cfg.lr, cfg.adam_eps)
-        self.reward_norm = RewardNorm(slots, cfg.gamma, cfg.reward_clip)
-        self.span = torso.span or self.critic.torso.span
-        self.sampler = Uniform((self.span or 1) + cfg.burn_in * bool(self.span) + cfg.n_step - 1, self.stride)
-
-        self.ratio = Ratio(cfg.update_ratio, cfg.warmup)
-
-    def get_extra_state(self) -> dict[str, Any]:
-        return super().get_extra_state() | {"ratio": self.ratio.state()}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        super().set_extra_state(state)
-        self.ratio.restore(state["ratio"])
-
-    @property
-    def stride(self) -> int:
-        """Rows between the starts of sequences: they overlap by half."""
-        return max(1, self.span // 2) if self.span else 1
-
-    def make_stream(self, device: Any = "cpu") -> Stream:
-        return Stream(-(-self.cfg.buffer_size // self.slots), self.slots, self.obs_space, device, self.stride)
-
-    def initial(self, n: int) -> Tree:
-        device = self.temperature.log.device
-        return {"actor": self.actor.torso.initial(n, device), "critic": self.critic.torso.initial(n, device)}
+        self.begin({"actor": torso, "critic": self.critic.torso}, self.adam_actor, self.adam_critic)
 
     def act(self, obs: dict[str, Tensor], core: Tree, explore: bool = True) -> Act:
         obs = self.norm(obs)
@@ -135,45 +89,13 @@ class SAC(Algorithm):
         new = policy.sample()
         return Act({"c": new.c, "d": new.d}, core)
 
-    def explore(self, obs: dict[str, Tensor], core: Tree, env_step: int) -> Act:
-        act = self.act(obs, core)
-        if env_step >= self.cfg.warmup:
-            return act
-        mask = obs.get("mask")
-        return act._replace(action=self.action.random(act.action["c"].shape[0], act.action["c"].device, mask))
-
-    def observe(self, step: Step, first: Tensor) -> None:
-        if self.cfg.normalize_obs:
-            self.norm.update(step.obs)
-        if self.cfg.normalize_reward:
-            self.reward_norm.update(step.reward[None], step.over[None], (~first)[None], step.slot)
-
-    def learn(self, stream: Stream, env_step: int, total: int) -> list[dict[str, Tensor]]:
-        if not self.sampler.ready(stream):
-            self.ratio.skip(env_step)
-            return []
-        self.schedule(env_step, total, self.adam_actor, self.adam_critic)
-        metrics = []
-        for _ in range(self.ratio.due(env_step)):
-            self.updates += 1
-            moves = self.cfg.policy_delay if self.updates % self.cfg.policy_delay == 0 else 0
-            metrics.append(self.step_update(self.sample(stream), moves).metrics)
-        return metrics
-
-    def planned_updates(self, steps: int) -> int:
-        return int(steps * self.cfg.update_ratio)
-
-    def sample(self, stream: Stream) -> Batch:
-        cfg = self.cfg
-        if self.span:
-            row, slot = self.sampler.draw(stream, max(1, cfg.batch_size // self.span))
-            return sequences(stream, row, slot, self.span, cfg.burn_in, cfg.n_step, cfg.gamma)
-        return transitions(stream, *self.sampler.draw(stream, cfg.batch_size), cfg.n_step, cfg.gamma)
+    def choices(self) -> tuple[int]:
+        """How often the actor moves in this update."""
+        delay = self.cfg.policy_delay
+        return (delay if self.updates % delay == 0 else 0,)
 
     def update(self, b: Batch, actor_steps: int) -> Out:
-        b = self.norm.batch(b)
-        if self.cfg.normalize_reward:
-            b = b._replace(reward=self.reward_norm(b.reward))
+        b = self.prepared(b)
         for_actor, for_critic = b.of("actor"), b.of("critic")
         alpha = self.temperature().exp()
 
@@ -210,12 +132,6 @@ class SAC(Algorithm):
             }
         polyak_(self.target, self.critic, self.cfg.tau)
         return Out(metrics, (q - y).abs().mean(0))
-
-    def lowest(self, q: Tensor) -> Tensor:
-        """Minimum over the ensemble, or over a random part of it."""
-        if self.cfg.subset:
-            q = q[torch.rand(self.cfg.critics, device=q.device).topk(self.cfg.subset).indices]
-        return q.amin(0)
 
     def soft_value(self, q: Tensor, policy: Policy, new: Sample, alpha: Tensor) -> Tensor:
         entropy_bonus = policy.d.weights(alpha[1:]) * policy.d.log_p

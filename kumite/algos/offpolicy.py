@@ -1,0 +1,160 @@
+"""What every algorithm shares that learns from replay: numbers, which rows are drawn, the random start, when to learn.
+
+A file of arithmetic on top of it has nets and two verbs:
+
+    class Mine(OffPolicy):
+        def __init__(...):  super().__init__(...), nets, optimisers, then self.begin({"actor": torso, ...}, adam, ...)
+        def act(self, obs, core, explore=True) -> Act
+        def update(self, b, *choices) -> Out       # Out.priority: the size of each row's error
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kumite.algos.base import AlgoConfig, Algorithm
+from kumite.batch import Batch, sequences, transitions
+from kumite.errors import UserError
+from kumite.nn.adam import Adam
+from kumite.nn.norm import RewardNorm
+from kumite.nn.torso import Torso
+from kumite.samplers import Draw, Uniform
+from kumite.schedules import Ratio
+from kumite.stream import Stream
+from kumite.tree import Tree
+from kumite.types import Act, ActionSpec, Spec, Step
+
+
+@dataclass(frozen=True)
+class OffPolicyConfig(AlgoConfig):
+    batch_size: int = 256
+    """Rows per update (with memory: sequences are counted so that rows stay about equal)."""
+    buffer_size: int = 1_000_000
+    """Rows kept for replay."""
+    warmup: int = 5_000
+    """Uniform random steps before learning starts."""
+    update_ratio: float = 1.0
+    """Updates per environment step."""
+    n_step: int = 1
+    """Rewards summed before the bootstrap."""
+    tau: float = 0.005
+    """Share of a net that enters its target at each update."""
+    critics: int = 2
+    """Size of the critic ensemble."""
+    subset: int = 0
+    """Targets take the minimum over this many randomly drawn critics; 0 = all."""
+    burn_in: int = 0
+    """With memory: rows before each sequence that only refresh its state."""
+
+
+class OffPolicy(Algorithm):
+    Config = OffPolicyConfig
+    cfg: OffPolicyConfig
+
+    def __init__(self, obs_space: dict[str, Spec], action: ActionSpec, slots: int, cfg: OffPolicyConfig) -> None:
+        super().__init__(obs_space, action, slots, cfg)
+        if cfg.subset > cfg.critics:
+            raise UserError(f"--subset {cfg.subset} is more than there are (--critics {cfg.critics})")
+        if cfg.batch_size < 1:
+            raise UserError("--batch-size 0: replay has no whole to take; expected at least 1")
+        self.reward_norm = RewardNorm(slots, cfg.gamma, cfg.reward_clip)
+        self.ratio = Ratio(cfg.update_ratio, cfg.warmup)
+        self.torsos: dict[str, Torso] = {}
+        self.optimizers: tuple[Adam, ...] = ()
+
+    def begin(self, torsos: dict[str, Torso], *optimizers: Adam) -> None:
+        """After the nets: whose memory is carried along while acting, and whose learning rates follow the schedule."""
+        cfg, self.torsos, self.optimizers = self.cfg, torsos, optimizers
+        self.span = next((torso.span for torso in torsos.values() if torso.span), None)
+        if cfg.burn_in and not self.span:
+            raise UserError(f"--burn-in {cfg.burn_in} refreshes a memory and there is none; add --memory gru")
+        reach = (self.span or 1) + cfg.burn_in + cfg.n_step - 1
+        stream = self.make_stream()
+        rows = stream.rows - stream.spare - self.stride
+        if reach > rows:
+            what = f"--n-step {cfg.n_step}" + f" with --chunk {self.span} and --burn-in {cfg.burn_in}" * bool(self.span)
+            raise UserError(
+                f"{what} needs {reach} rows in a line, and of --buffer-size {cfg.buffer_size} over {self.slots} copies"
+                f" no more than {max(rows, 0)} can be read; ask for fewer steps or a larger buffer"
+            )
+        self.sampler = Uniform(reach, self.stride)
+
+    # -- acting -------------------------------------------------------------------------------------------------------
+
+    def initial(self, n: int) -> Tree:
+        device = next(self.parameters()).device
+        return {name: torso.initial(n, device) for name, torso in self.torsos.items()}
+
+    def explore(self, obs: dict[str, Tensor], core: Tree, env_step: int, total: int, slot: Tensor | None) -> Act:
+        act = self.act(obs, core)
+        if env_step >= self.cfg.warmup:
+            return act
+        mask = obs.get("mask")
+        return act._replace(action=self.action.random(act.action["c"].shape[0], act.action["c"].device, mask))
+
+    # -- replay -------------------------------------------------------------------------------------------------------
+
+    @property
+    def stride(self) -> int:
+        """Rows between the starts of sequences: they overlap by half."""
+        return max(1, self.span // 2) if self.span else 1
+
+    def make_stream(self, device: Any = "cpu") -> Stream:
+        return Stream(-(-self.cfg.buffer_size // self.slots), self.slots, self.obs_space, device, self.stride)
+
+    def observe(self, step: Step, first: Tensor) -> None:
+        if self.cfg.normalize_obs:
+            self.norm.update(step.obs)
+        if self.cfg.normalize_reward:
+            self.reward_norm.update(step.reward[None], step.over[None], (~first)[None], step.slot)
+
+    def sample(self, stream: Stream, share: float = 0.0) -> tuple[Draw, Batch]:
+        """Rows to learn from, at this share of the run."""
+        cfg = self.cfg
+        drawn = self.sampler.draw(stream, max(1, cfg.batch_size // (self.span or 1)), share)
+        if self.span:
+            return drawn, sequences(stream, drawn.row, drawn.slot, self.span, cfg.burn_in, cfg.n_step, cfg.gamma)
+        return drawn, transitions(stream, drawn.row, drawn.slot, cfg.n_step, cfg.gamma)
+
+    # -- learning -----------------------------------------------------------------------------------------------------
+
+    def learn(self, stream: Stream, env_step: int, total: int) -> list[dict[str, Tensor]]:
+        if not self.sampler.ready(stream):
+            self.ratio.skip(env_step)
+            return []
+        self.schedule(env_step, total, *self.optimizers)
+        metrics = []
+        for _ in range(self.ratio.due(env_step)):
+            self.updates += 1
+            _, b = self.sample(stream, env_step / total)
+            metrics.append(self.step_update(b, *self.choices()).metrics)
+        return metrics
+
+    def choices(self) -> tuple[Any, ...]:
+        """What `update` gets besides the batch: plain values, each set of which is a graph of its own."""
+        return ()
+
+    def planned_updates(self, steps: int) -> int:
+        return int(steps * self.cfg.update_ratio)
+
+    def prepared(self, b: Batch) -> Batch:
+        """Replay holds what the environment said; normalised by the statistics of this moment."""
+        b = self.norm.batch(b)
+        return b._replace(reward=self.reward_norm(b.reward)) if self.cfg.normalize_reward else b
+
+    def lowest(self, q: Tensor) -> Tensor:
+        """Minimum over the ensemble, or over a random part of it: [E, ...] -> [...]."""
+        if self.cfg.subset:
+            q = q[torch.rand(self.cfg.critics, device=q.device).topk(self.cfg.subset).indices]
+        return q.amin(0)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return super().get_extra_state() | {"ratio": self.ratio.state()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        super().set_extra_state(state)
+        self.ratio.restore(state["ratio"])
