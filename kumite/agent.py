@@ -31,6 +31,7 @@ from kumite.profile import Profile
 from kumite.rng import Randomness
 from kumite.runs import Stop, find, is_run, open_folder, pick_checkpoint
 from kumite.schedules import Every
+from kumite.sinks import ready
 from kumite.sinks.tensorboard import EVENTS
 from kumite.train import Hook, Interrupted, RunState, log_metrics, online
 from kumite.types import ActionSpec, Spec
@@ -155,6 +156,7 @@ class Agent:
         """The first call: the folder, the storage, the first observations; or what a checkpoint says of them."""
         self.env = self.env or self._make_env()
         if self.writes and self.path is None:
+            ready(self.config.track, dump(self.config.log))
             parent = Path(self.config.dir) / self.env_id.replace("/", "-") / self.name
             facts = json.dumps(manifest(self.env_id, self.name, self.config.seed), indent=1)
             texts = {"manifest.json": facts, "config.yaml": self._yaml()}
@@ -170,7 +172,8 @@ class Agent:
         return run
 
     def _logger(self) -> Logger:
-        return Logger(self.folder, self.config.track, self.config.steps, self.config.quiet, dump(self.config))
+        facts = {"algo": self.name, "env_id": self.env_id, **dump(self.config)}
+        return Logger(self.folder, self.config.track, self.config.steps, self.config.quiet, facts)
 
     def _plan(self, run: RunState, until: int) -> None:
         """Timers and compilation for a run of this length."""
@@ -200,6 +203,7 @@ class Agent:
             self.last_save = -1
         self.save_failed = False  # said again at the end, so that it is not overlooked
         self._save_hook(run)
+        run.logger.finished(run.env_step)
 
     def _evaluate_hook(self, run: RunState) -> None:
         result = self.evaluate(self.config.eval.episodes, deterministic=self.config.eval.deterministic)

@@ -44,10 +44,26 @@ class Eval:
 
 @dataclass(frozen=True)
 class Log:
-    """When metrics are written."""
+    """When metrics are written, under whose names, and what trackers are told."""
 
     every: int = 0
     """Environment steps between rows of metrics; 0 = about 200 rows per run, -1 = never."""
+    style: Literal["kumite", "sb3", "cleanrl", "rl_games"] = "kumite"
+    """Whose names the metrics get (docs/logging.md)."""
+    mode: Literal["auto", "online", "offline"] = "auto"
+    """Trackers: upload, or only write to the run's folder; auto = upload where a key is."""
+    project: str = "kumite"
+    """Trackers: the project."""
+    entity: str = ""
+    """Trackers: the team or workspace; empty = the account's own."""
+    group: str = ""
+    """Trackers: the group of runs; empty = algorithm and environment."""
+    tags: tuple[str, ...] = ()
+    """Trackers: tags besides algorithm and environment."""
+    upload: tuple[Literal["videos", "best", "last"], ...] = ()
+    """Trackers: what they get at the end: videos, the best checkpoint, the last one."""
+    patience: int = 30
+    """Trackers: seconds they may take to finish at the end."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +95,7 @@ class Run:
     dir: str = "runs"
     """Where run folders are made."""
     track: tuple[str, ...] = ("csv", "tensorboard")
-    """Where metrics go."""
+    """Where metrics go: csv, tensorboard, wandb, swanlab."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the updates; auto = where it pays."""
     threads: int = 0
@@ -450,6 +466,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "num_envs": (1, math.inf),
     "threads": (0, 4096),
     "every": (-1, math.inf),
+    "patience": (0, math.inf),
     "episodes": (1, math.inf),
     "keep": (1, math.inf),
     "action_repeat": (0, math.inf),

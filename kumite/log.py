@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kumite.sinks import SINKS, check_sinks
 from kumite.sinks.base import Sink
+from kumite.sinks.names import style_of, styled
 from kumite.sinks.terminal import Terminal
 from kumite.types import Episodes
 
@@ -96,6 +97,7 @@ class Logger:
     ) -> None:
         names = tuple(dict.fromkeys(sinks))
         check_sinks(names)
+        self.style = style_of(config or {})
         self.sinks: dict[str, Sink] = {}
         if folder is not None:
             self.sinks |= {name: SINKS[name](Path(folder), config or {}) for name in names}
@@ -122,7 +124,8 @@ class Logger:
         bad = sorted(name for name, x in row.items() if not math.isfinite(x))
         if bad:
             self._warn(("not finite", *bad), f"{', '.join(bad)} at step {env_step:,}: not a finite number")
-        self._all(lambda sink: sink.metrics(env_step, now, row))
+        shown = styled(row, self.style, env_step, now)
+        self._all(lambda sink: sink.metrics(env_step, now, shown))
         self.flush()
 
     def episodes(self, env_step: int, episodes: Episodes) -> None:
@@ -150,13 +153,25 @@ class Logger:
         if isinstance(terminal := self.sinks.get("terminal"), Terminal):
             terminal.total = steps
 
+    def finished(self, env_step: int) -> None:
+        """The run has reached its end, and its last checkpoint is written."""
+        self._all(lambda sink: sink.finished(env_step))
+
     def flush(self) -> None:
         self._all(lambda sink: sink.flush())
+        self._all(self._pass_on)
+
+    def _pass_on(self, sink: Sink) -> None:
+        terminal = self.sinks.get("terminal")
+        for text in sink.news():
+            if isinstance(terminal, Terminal):
+                terminal.say(text)
 
     def close(self) -> None:
         """Nothing stays open; whatever is logged afterwards opens it again."""
         self.flush()
         self._all(lambda sink: sink.close())
+        self._all(self._pass_on)
 
     def state(self) -> dict[str, Any]:
         """JSON: what `restore` needs to continue these very files."""

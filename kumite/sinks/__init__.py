@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,14 @@ from kumite.errors import UserError, nearest
 from kumite.sinks.base import Sink
 from kumite.sinks.csv import Csv
 from kumite.sinks.tensorboard import TensorBoard
+from kumite.sinks.tracker import Tracker, check
 
-SINKS: dict[str, Callable[[Path, Mapping[str, Any]], Sink]] = {"csv": Csv, "tensorboard": TensorBoard}
+TRACKERS = ("wandb", "swanlab")
+SINKS: dict[str, Callable[[Path, Mapping[str, Any]], Sink]] = {
+    "csv": Csv,
+    "tensorboard": TensorBoard,
+    **{name: partial(Tracker, name) for name in TRACKERS},
+}
 """What `--track` knows: name -> how to make it for a run's folder and its config."""
 
 
@@ -19,3 +26,10 @@ def check_sinks(names: Iterable[str]) -> None:
     for name in names:
         if name not in SINKS:
             raise UserError(f"track: '{name}' is not known{nearest(name, list(SINKS))} (known: {', '.join(SINKS)})")
+
+
+def ready(names: Iterable[str], options: Mapping[str, Any]) -> None:
+    """Before anything is written: the packages of the trackers are there, and a key where one is asked for."""
+    for name in names:
+        if name in TRACKERS:
+            check(name, options)

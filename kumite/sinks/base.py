@@ -1,4 +1,4 @@
-"""What a place for numbers has to offer, and the names under which evaluations are shown."""
+"""What a place for numbers has to offer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 class Sink:
     """A place for numbers. Every method may fail: the Logger warns once per kind of failure and goes on."""
 
-    def metrics(self, env_step: int, time_s: float, values: Mapping[str, float]) -> None: ...
+    def metrics(self, env_step: int, time_s: float, values: Mapping[str, float]) -> None:
+        """A row, under the names of the run's style."""
 
     def episodes(self, env_step: int, time_s: float, episodes: Episodes) -> None: ...
 
-    def evaluation(self, env_step: int, time_s: float, row: Mapping[str, float]) -> None: ...
+    def evaluation(self, env_step: int, time_s: float, row: Mapping[str, float]) -> None:
+        """A row of evals.csv, under its own names."""
 
     def due(self, time_s: float) -> bool:
         """Is it time to show progress?"""
@@ -25,6 +27,13 @@ class Sink:
     def progress(self, env_step: int, time_s: float) -> None: ...
 
     def flush(self) -> None: ...
+
+    def news(self) -> list[str]:
+        """Lines for whoever is watching, each given once."""
+        return []
+
+    def finished(self, env_step: int) -> None:
+        """The run has reached its end, and its last checkpoint is written."""
 
     def close(self) -> None: ...
 
@@ -35,5 +44,3 @@ class Sink:
 
 
 EVALUATION = ("mean", "std", "min", "max", "episodes", "mean_length")
-EVAL_NAMES = {"mean": "eval/mean_reward", "std": "eval/std_reward", "mean_length": "eval/mean_ep_length"}
-EVAL_NAMES |= {"min": "eval/min_reward", "max": "eval/max_reward"}

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kumite.errors import missing_extra
-from kumite.sinks.base import EVAL_NAMES, Sink
+from kumite.sinks.base import Sink
 from kumite.sinks.files import Growing
+from kumite.sinks.names import evaluated, style_of
 
 EVENTS = "events.out.tfevents."
 
@@ -31,7 +32,7 @@ class TensorBoard(Sink):
         except ImportError:
             raise missing_extra("tensorboard", "all") from None
         self.event, self.summary, self.writer = event_pb2, summary_pb2, RecordWriter
-        self.folder = folder
+        self.folder, self.style = folder, style_of(config)
         self.old: dict[str, int] = {}
         self.file: Growing | None = None
         self.waiting: deque[bytes] = deque(maxlen=self.WAITING)
@@ -46,7 +47,7 @@ class TensorBoard(Sink):
         self.last = max(self.last, env_step)
 
     def evaluation(self, env_step: int, time_s: float, row: Mapping[str, float]) -> None:
-        self.metrics(env_step, time_s, {EVAL_NAMES.get(k, f"eval/{k}"): v for k, v in row.items() if k != "episodes"})
+        self.metrics(env_step, time_s, evaluated(row, self.style, env_step, time_s))
 
     def _record(self, **event: Any) -> bytes:
         out = io.BytesIO()

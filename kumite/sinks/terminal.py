@@ -58,6 +58,13 @@ class Terminal(Sink):
             self.live.start()
         self.live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
+    def say(self, text: str) -> None:
+        """A line of its own, above the live one."""
+        if self.live is None:
+            print(text, flush=True)
+        else:
+            self.live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def text(self) -> str:
         """Fits in 80 columns."""
         parts = [f"{self.step:,}/{self.total:,} {self.step / max(self.total, 1):.0%}"]
