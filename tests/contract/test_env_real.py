@@ -231,7 +231,8 @@ def test_envpool(name: str, config: EnvConfig) -> None:
     pytest.importorskip("envpool")
     env = make_env(f"envpool:{name}", 4, config=config)
     assert not env.restorable
-    _, lengths = keeps_the_contract(env, 260 if "Breakout" in name else 90)
+    share = 2 if config.batch else 1  # fewer copies answer each time, and nobody says which
+    _, lengths = keeps_the_contract(env, 300 * share if "Breakout" in name else 90)
     assert lengths
     if config.max_steps and name != "CartPole-v1":
         assert set(lengths) == {config.max_steps}

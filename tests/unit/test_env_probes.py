@@ -27,11 +27,14 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("Clock", {"seeded": True}),
     *((name, {"action": "box"}) for name in ("One", "Delay", "Endless", "Echo", "Recall", "Sensors")),
     ("Clock", {"seeded": True, "action": "box"}),
+    ("CartPoleNoVel", {}),
+    ("PendulumNoVel", {}),
 ]
 
 
 def make(name: str, **kwargs: Any) -> Any:
-    return gymnasium.make(f"kumite/{name}-v0", disable_env_checker=True, **kwargs).unwrapped
+    env = gymnasium.make(f"kumite/{name}-v0", disable_env_checker=True, **kwargs)
+    return env if "NoVel" in name else env.unwrapped
 
 
 def play(env: Any, policy: Callable[[Any], Any], seed: int) -> tuple[float, int, bool, bool]:
@@ -139,6 +142,26 @@ def test_every_sensor_tells_the_sign(sensor: str) -> None:
 
     assert play(env, look, 0)[0] == 20
     assert 7 < mean(env, lambda obs: 0, 30) < 13
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "shown", "limit"),
+    [("CartPoleNoVel", "CartPole-v1", [0, 2], 500), ("PendulumNoVel", "Pendulum-v1", [0, 1], 200)],
+)
+def test_hidden_velocities_are_the_only_difference(name: str, whole: str, shown: list[int], limit: int) -> None:
+    part, full = make(name), gymnasium.make(whole)
+    assert part.spec.max_episode_steps == limit
+    assert part.action_space == full.action_space
+    seen, all_ = part.reset(seed=3)[0], full.reset(seed=3)[0]
+    over = False
+    full.action_space.seed(0)
+    while not over:
+        assert seen in part.observation_space
+        np.testing.assert_array_equal(seen, all_[shown])
+        action = full.action_space.sample()
+        (seen, *rest), (all_, *same) = part.step(action), full.step(action)
+        assert rest[:3] == same[:3]
+        over = rest[1] or rest[2]
 
 
 def test_variants_that_do_not_exist_are_refused() -> None:
