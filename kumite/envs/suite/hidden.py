@@ -9,7 +9,7 @@ from gymnasium import ObservationWrapper, spaces
 from gymnasium.envs.classic_control import CartPoleEnv, PendulumEnv
 
 
-class Partial(ObservationWrapper):  # type: ignore[type-arg]
+class Partial(ObservationWrapper[Any, Any, Any]):
     """Some entries of a vector observation, the others never."""
 
     def __init__(self, env: Any, shown: tuple[int, ...]) -> None:
