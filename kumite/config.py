@@ -466,7 +466,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "num_envs": (1, math.inf),
     "threads": (0, 4096),
     "every": (-1, math.inf),
-    "patience": (0, math.inf),
+    "patience": (1, math.inf),
     "episodes": (1, math.inf),
     "keep": (1, math.inf),
     "action_repeat": (0, math.inf),

@@ -38,14 +38,14 @@ def main(kind: str, patience: float) -> int:
             answer = getattr(backend, call)(**message)
         except Exception as error:
             text = " ".join(str(error).split())[:300] or type(error).__name__
-            say(trouble=text, kind=call)
+            say(trouble=text, kind=call, **({"state": "refused"} if call == "start" else {}))
             if call == "start":
-                return 1
+                os._exit(1)
             answer = None
-        if answer:
-            say(**answer)
+        if call == "start":
+            say(state="started", **answer)
         if call == "finish":
-            say(done=True)
+            say(state="done")
             leave(patience)
             return 0
     leave(patience)

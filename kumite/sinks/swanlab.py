@@ -28,11 +28,10 @@ class Backend:
     """An experiment of SwanLab. Its step is env_step; a second stretch of the same run continues it by its id."""
 
     def start(
-        self, folder: str, mode: str, patience: int, pid: int, resume: bool, entity: str | None, **about: Any
+        self, folder: str, mode: Any, patience: int, pid: int, resume: bool, entity: str | None, **about: Any
     ) -> dict[str, Any]:
         import swanlab
 
-        self.swanlab = swanlab
         place = Path(folder) / "swanlab"
         swanlab.merge_settings(
             {
@@ -41,33 +40,21 @@ class Backend:
                 "probe": {"git": False},  # an address may hold a password; the commit is in the config
             }
         )
-
-        def begin(mode: str) -> Any:
-            where = {"log_dir": str(place), "mode": mode, "workspace": entity}
-            return swanlab.init(**where, resume="allow", job_type="train", **about)
-
-        trouble = {}
-        try:
-            self.run = begin(mode)
-        except Exception as error:
-            if mode == "offline":
-                raise
-            text = " ".join(str(error).split())[:200]
-            trouble = {"trouble": f"{text}; it goes on offline", "kind": "offline"}
-            mode, self.run = "offline", begin("offline")
+        where = {"log_dir": str(place), "mode": mode, "workspace": entity}
+        self.run = swanlab.init(**where, resume="allow", job_type="train", **about)
         sync = f"swanlab sync --id {about['id']} {shlex.quote(str(self.run.dir))}"
         news = self.run.url if mode == "online" else f"offline; upload it with: {sync}"
-        return {"news": news, "sync": sync, **trouble}
+        return {"news": news, "sync": sync}
 
     def log(self, step: int, row: dict[str, float]) -> None:
         self.run.log(row, step=step)
 
     def video(self, step: int, path: str) -> None:
-        self.run.log({f"videos/{Path(path).stem}": self.swanlab.Video(path)}, step=step)
+        """As a file: its player shows GIFs only."""
+        self.run.save(path, base_path=str(Path(path).parents[1]), policy="now")
 
     def checkpoint(self, step: int, which: str, path: str) -> None:
-        folder = Path(path)
-        self.run.save(str(folder / "*"), base_path=str(folder.parent), policy="now")
+        self.run.save(f"{path}/*", base_path=str(Path(path).parents[1]), policy="now")
 
     def finish(self, ok: bool) -> None:
         self.run.finish() if ok else self.run.finish(state="aborted")

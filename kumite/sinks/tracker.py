@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import io
 import json
+import math
 import os
 import queue
 import secrets
@@ -42,23 +43,16 @@ class TrackerError(RuntimeError):
 class Tracker(Sink):
     """`kind`: the name of a file beside this one, and of the package it speaks to."""
 
-    WAITING = 10_000  # rows that wait for the tracker before the oldest are dropped
-
     def __init__(self, kind: str, folder: Path, config: Mapping[str, Any]) -> None:
         self.kind, self.folder, self.config = kind, folder.absolute(), config
         self.options: Mapping[str, Any] = config.get("log", {})
-        self.mode = check(kind, self.options)
+        self.patience = int(self.options.get("patience", 30))
+        self.modes = check(kind, self.options)
         self.id = secrets.token_hex(4)
-        self.old = False  # others have written to this id before
+        self.old = False  # this id has been written to before
         self.ended = False  # the run has reached its end
-        self.process: subprocess.Popen[bytes] | None = None
-        self.gone = False  # the process died: nothing more is sent
-        self.dropped = 0
-        self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.relay: Relay | None = None
         self.lines: list[str] = []
-        self.sync = ""  # the command that uploads what is on the disk
-
-    # -- what the run says --------------------------------------------------------------------------------------------
 
     def metrics(self, env_step: int, time_s: float, values: Mapping[str, float]) -> None:
         self._send({"do": "log", "step": env_step, "row": {"env_step": env_step, "time_s": time_s, **values}})
@@ -66,48 +60,71 @@ class Tracker(Sink):
     def evaluation(self, env_step: int, time_s: float, row: Mapping[str, float]) -> None:
         self.metrics(env_step, time_s, evaluated(row, style_of(self.config), env_step, time_s))
 
+    def _send(self, message: Message) -> None:
+        if self.relay is None:
+            self.relay = Relay(self.kind, self.modes, self.patience, self.folder / self.kind / "relay.log")
+            self.relay.start(self._about())
+        self.relay.put(message)
+
+    def _about(self) -> Message:
+        """What the tracker is told about the run; nothing that looks like a secret leaves."""
+        config = dict(self.config)
+        algo, env = str(config.get("algo", "")), str(config.get("env_id", ""))
+        with contextlib.suppress(OSError, ValueError):
+            config["manifest"] = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
+        return {
+            "id": self.id,
+            "resume": self.old,
+            "folder": str(self.folder),
+            "name": "-".join(x.replace("/", "-") for x in (algo, env, self.folder.name) if x),
+            "project": self.options.get("project") or "kumite",
+            "entity": self.options.get("entity") or None,
+            "group": self.options.get("group") or " ".join(x for x in (algo, env) if x) or None,
+            "tags": list(dict.fromkeys(x for x in (algo, env, *self.options.get("tags", ())) if x)),
+            "config": without_secrets(config),
+            "pid": os.getpid(),
+            "patience": self.patience,
+        }
+
     def finished(self, env_step: int) -> None:
         self.ended = True
         wanted = self.options.get("upload", ())
-        if "videos" in wanted:
-            videos = sorted((self.folder / "videos").glob("*.mp4")) or [self._film()]
-            for path in videos:
-                self._send({"do": "video", "step": env_step, "path": str(path)})
-        places = {"best": "best", "last": str(env_step)}
-        for which in (w for w in places if w in wanted):
-            path = self.folder / "checkpoints" / places[which]
-            if path.is_dir():
+        for which, place in (("best", "best"), ("last", str(env_step))):
+            path = self.folder / "checkpoints" / place
+            if which in wanted and path.is_dir():
                 self._send({"do": "checkpoint", "step": env_step, "which": which, "path": str(path)})
+        if "videos" in wanted:
+            for path in self._videos():
+                self._send({"do": "video", "step": env_step, "path": str(path)})
 
-    def _film(self) -> Path:
-        """A video of the trained agent, made in a process of its own: drawing a scene may kill it."""
-        words = ["eval", str(self.folder), "--video", "--episodes", "1", "--checkpoint", "last"]
-        command = [
-            sys.executable,
-            "-c",
-            "import sys; from kumite.cli import main; sys.exit(main(sys.argv[1:]))",
-            *words,
-        ]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, env=environment(), capture_output=True, timeout=max(60, self.patience), check=False)
-        made = sorted((self.folder / "videos").glob("*.mp4"))
-        if not made:
-            raise TrackerError("no video of the agent could be made for it", "video")
-        return made[-1]
+    def _videos(self) -> list[Path]:
+        """Those in the run's folder, or one that is made now. Its own process, for drawing may kill it."""
+        there = lambda: sorted((self.folder / "videos").glob("*.mp4"))
+        if not there():
+            words = ["eval", str(self.folder), "--video", "--episodes", "1", "--checkpoint", "last"]
+            code = "import sys; from kumite.cli import main; sys.exit(main(sys.argv[1:]))"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                limit = max(60, self.patience)
+                subprocess.run(
+                    [sys.executable, "-c", code, *words], env=environment(), capture_output=True, timeout=limit
+                )
+        if not there():
+            raise TrackerError("there is no video of the agent, and none could be made", "video")
+        return there()
 
     def flush(self) -> None:
         """Whatever was heard meanwhile: news are kept, trouble is raised."""
+        if self.relay is not None:
+            self._hear(self.relay)
+
+    def _hear(self, relay: Relay) -> None:
         trouble = None
-        while not self.replies.empty():
-            said = self.replies.get()
-            self.sync = said.get("sync", self.sync)
+        while not relay.replies.empty():
+            said = relay.replies.get()
             if "news" in said:
                 self.lines.append(f"{self.kind}: {said['news']}")
-            if "trouble" in said:
-                trouble = trouble or TrackerError(said["trouble"], said.get("kind", "trouble"))
-        if self.dropped:
-            trouble = trouble or TrackerError("it takes rows too slowly; the oldest were dropped", "slow")
-            self.dropped = 0
+            if "trouble" in said and trouble is None:
+                trouble = TrackerError(said["trouble"], said["kind"])
         if trouble:
             raise trouble
 
@@ -117,27 +134,11 @@ class Tracker(Sink):
 
     def close(self) -> None:
         """The process ends by itself or is ended; what is logged afterwards starts another one for the same run."""
-        process, self.process = self.process, None
-        if process is None:
-            return
-        deadline = time.monotonic() + self.patience
-        try:
-            if not self.gone:
-                self._put(json.dumps({"do": "finish", "ok": self.ended}).encode() + b"\n")
-            self._put(None)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(deadline - time.monotonic(), 0))
-        finally:
-            late = process.poll() is None
-            if late:
-                end(process)
-            for thread in self.threads:
-                thread.join(2)
-            self.gone, self.old, self.ended = False, True, False
-        if late:
-            left = f"; what is left can be uploaded with: {self.sync}" if self.sync else ""
-            self.replies.put({"trouble": f"it did not finish within {self.patience} s{left}", "kind": "late"})
-        self.flush()
+        relay, self.relay = self.relay, None
+        if relay is not None:
+            ok, self.ended, self.old = self.ended, False, True
+            relay.close(ok)
+            self._hear(relay)
 
     def state(self) -> dict[str, Any]:
         return {"id": self.id}
@@ -145,38 +146,100 @@ class Tracker(Sink):
     def restore(self, state: Mapping[str, Any]) -> None:
         self.id, self.old = str(state["id"]), True
 
-    # -- the process --------------------------------------------------------------------------------------------------
 
-    @property
-    def patience(self) -> int:
-        return int(self.options.get("patience", 30))
+class Relay:
+    """One stretch of a run: a queue, a process at the end of it, and the thread between them."""
 
-    def _send(self, message: Message) -> None:
-        if self.process is None:
-            self._open()
-        if not self.gone:
-            self._put(json.dumps(message).encode() + b"\n")
+    WAITING = 10_000  # rows that wait for the tracker before the oldest are dropped
 
-    def _put(self, line: bytes | None) -> None:
-        while True:
+    def __init__(self, kind: str, modes: tuple[str, ...], patience: int, log: Path) -> None:
+        self.kind, self.modes, self.patience, self.log = kind, modes, patience, log
+        self.outbox: queue.Queue[Message | None] = queue.Queue(self.WAITING)
+        self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.answered = threading.Event()  # the process has started, has refused to, or is gone
+        self.state = "new"  # -> started -> done; refused; gone
+        self.mode = modes[0]
+        self.sync = ""  # the command that uploads what is on the disk
+        self.closed = math.inf  # when the end began
+        self.over = False  # nobody listens any more
+        self.lock = threading.Lock()
+
+    def start(self, about: Message) -> None:
+        self.thread = threading.Thread(target=self._work, args=(about,), daemon=True, name=f"{self.kind}-relay")
+        self.thread.start()
+
+    def put(self, message: Message | None) -> None:
+        """Never waits."""
+        while self.state != "gone":
             try:
-                return self.outbox.put_nowait(line)
+                return self.outbox.put_nowait(message)
             except queue.Full:
                 with contextlib.suppress(queue.Empty):
                     self.outbox.get_nowait()
-                    self.dropped += 1
+                self._trouble("it takes rows too slowly; the oldest were dropped", "slow")
 
-    def _open(self) -> None:
-        self.outbox: queue.Queue[bytes | None] = queue.Queue(self.WAITING)
-        self.gone = False
-        said = self.folder / self.kind / "relay.log"
+    def close(self, ok: bool) -> None:
+        self.closed = time.monotonic()
+        try:
+            self.put({"do": "finish", "ok": ok})
+            self.put(None)
+            self.thread.join(self.patience)
+        finally:
+            with self.lock:
+                self.over, late = True, self.thread.is_alive()
+                if late and self.process is not None:
+                    end(self.process)
+            self.thread.join(5)
+        if late:
+            left = f"; what is left can be uploaded with: {self.sync}" if self.sync else ""
+            self._trouble(f"it did not finish within {self.patience} s{left}", "late")
+
+    # -- in the thread ------------------------------------------------------------------------------------------------
+
+    def _work(self, about: Message) -> None:
+        for mode in self.modes:
+            if self._begin(mode, about):
+                self._deliver()
+                break
+        else:
+            self.state = "gone"
+
+    def _begin(self, mode: str, about: Message) -> bool:
+        """A process whose tracker has started: in `patience` seconds, and early enough to try what comes next."""
+        with self.lock:
+            if self.over:
+                return False
+            self.state, self.mode = "new", mode
+            self.answered.clear()
+            self.process = process = self._spawn()
+        threading.Thread(target=self._listen, args=(process,), daemon=True, name=f"{self.kind}-replies").start()
+        self._write({"do": "start", "mode": mode, **about})
+        began = time.monotonic()
+        share = self.patience if mode == self.modes[-1] else self.patience / 2
+        while not self.answered.wait(0.1):
+            if time.monotonic() > min(began + self.patience, self.closed + share):
+                self._trouble(f"no answer after {time.monotonic() - began:.0f} s{self._instead()}", mode)
+                break
+        if self.state == "started":
+            return True
+        with self.lock:
+            self.process = None
+        end(process)
+        shut(process)
+        return False
+
+    def _instead(self) -> str:
+        return "; it goes on offline" if self.mode != self.modes[-1] else ""
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         with contextlib.ExitStack() as stack:
             try:
-                said.parent.mkdir(parents=True, exist_ok=True)
-                log: Any = stack.enter_context(said.open("ab"))
+                self.log.parent.mkdir(parents=True, exist_ok=True)
+                log: Any = stack.enter_context(self.log.open("ab"))
             except OSError:
                 log = subprocess.DEVNULL
-            self.process = process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "kumite.sinks.relay", self.kind, str(self.patience)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -185,63 +248,60 @@ class Tracker(Sink):
                 env=environment(),
                 start_new_session=True,  # Ctrl-C is the run's, and there is no terminal to ask for a password
             )
-        jobs = (lambda: self._write(process, self.outbox), lambda: self._read(process, said))
-        self.threads = [threading.Thread(target=job, daemon=True, name=f"{self.kind}-pipe") for job in jobs]
-        for thread in self.threads:
-            thread.start()
-        self._send({"do": "start", **self._about()})
 
-    def _about(self) -> Message:
-        """What the tracker is told about the run; nothing that looks like a secret leaves."""
-        algo, env = str(self.config.get("algo", "")), str(self.config.get("env_id", ""))
-        with contextlib.suppress(OSError, ValueError):
-            facts = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-            self.config = {**self.config, "manifest": facts}
-        return {
-            "id": self.id,
-            "resume": self.old,
-            "mode": self.mode,
-            "folder": str(self.folder),
-            "name": "-".join(x.replace("/", "-") for x in (algo, env, self.folder.name) if x),
-            "project": self.options.get("project") or "kumite",
-            "entity": self.options.get("entity") or None,
-            "group": self.options.get("group") or " ".join(x for x in (algo, env) if x) or None,
-            "tags": list(dict.fromkeys(x for x in (algo, env, *self.options.get("tags", ())) if x)),
-            "config": without_secrets(self.config),
-            "pid": os.getpid(),
-            "patience": self.patience,
-        }
+    def _deliver(self) -> None:
+        assert self.process is not None
+        while (message := self.outbox.get()) is not None and self._write(message):
+            pass
+        shut(self.process)
+        self.process.wait()
 
-    def _write(self, process: subprocess.Popen[bytes], outbox: queue.Queue[bytes | None]) -> None:
-        pipe = process.stdin
-        assert pipe is not None
-        with contextlib.suppress(OSError, ValueError):
-            while (line := outbox.get()) is not None:
-                view = memoryview(line)
-                while view:
-                    view = view[pipe.write(view) :]
-        with contextlib.suppress(OSError):
-            pipe.close()
+    def _write(self, message: Message) -> bool:
+        """False if the process is gone."""
+        assert self.process is not None
+        assert self.process.stdin is not None
+        view = memoryview(json.dumps(message).encode() + b"\n")
+        try:
+            while view:
+                view = view[self.process.stdin.write(view) :]
+        except OSError:
+            return False
+        return True
 
-    def _read(self, process: subprocess.Popen[bytes], said: Path) -> None:
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        done = False
         with io.BufferedReader(process.stdout) as lines:  # type: ignore[type-var]
             for line in lines:
-                with contextlib.suppress(ValueError):
-                    reply = json.loads(line)
-                    done = done or "done" in reply
-                    self.replies.put(reply)
+                said = json.loads(line)
+                if process is not self.process:
+                    continue
+                if said.get("state") == "refused":
+                    said["trouble"] += self._instead()
+                self.state, self.sync = said.get("state", self.state), said.get("sync", self.sync)
+                self.replies.put(said)
+                self.answered.set()
         code = process.wait()
-        if not done and self.process is process:
-            self.gone = True
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            where = f"; what it said is in {said}" if said.exists() else ""
-            self.replies.put({"trouble": f"its process ended early ({how}){where}", "kind": "died"})
+        with self.lock:
+            if process is not self.process:
+                return
+            if self.state in ("new", "started") and not self.over:
+                how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                where = f"; what it said is in {self.log}" if self.log.exists() else ""
+                started = self.state == "started"
+                instead = "" if started else self._instead()
+                self._trouble(f"its process ended early ({how}){instead}{where}", f"died {self.state}")
+                self.state = "gone" if started else "refused"
+                if started:
+                    with contextlib.suppress(queue.Full):
+                        self.outbox.put_nowait(None)  # nobody shall wait for rows
+            self.answered.set()
+
+    def _trouble(self, text: str, kind: str) -> None:
+        self.replies.put({"trouble": text, "kind": kind})
 
 
-def check(kind: str, options: Mapping[str, Any]) -> str:
-    """online or offline; refused in a sentence where the package or a key is missing."""
+def check(kind: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The modes to try, one after the other; refused in a sentence where the package or a key is missing."""
     spec = importlib.util.find_spec(kind)
     if spec is None or spec.origin is None:  # no origin: a folder of that name in the working directory
         raise missing_extra(kind, kind)
@@ -254,7 +314,7 @@ def check(kind: str, options: Mapping[str, Any]) -> str:
         if mode == "online":
             raise UserError(f"log.mode: there is no key for {kind}; say it with: {words.LOGIN}")
         mode = "offline"
-    return "online" if mode == "auto" else mode
+    return ("offline",) if mode == "offline" else ("online", "offline")
 
 
 def environment() -> dict[str, str]:
@@ -271,6 +331,13 @@ def without_secrets(value: Any, name: str = "") -> Any:
     if isinstance(value, (list, tuple)):
         return [without_secrets(v, name) for v in value]
     return "***" if isinstance(value, str) and value and SECRET.search(name) else value
+
+
+def shut(process: subprocess.Popen[bytes]) -> None:
+    """Nothing more comes."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        process.stdin.close()
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
