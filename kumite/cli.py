@@ -50,7 +50,7 @@ dmc:walker-walk, envpool:HalfCheetah-v4, module.path:make_env.
   --name STR           the run's name in its folder runs/<env>/<algo>/<name>-s<seed>
   --dir STR            where run folders are made
   --file PATH          a YAML file of parameters; the config.yaml of a run repeats it
-  --track STR ...      where metrics go: csv tensorboard
+  --track STR ...      where metrics go: csv tensorboard wandb swanlab
   --quiet              say nothing but errors
   --profile            say at the end where the time went
 
@@ -273,7 +273,7 @@ COMMANDS: dict[str, Command] = {
     "resume": Command(resume, "continue a run exactly where it stopped"),
     "eval": Command(evaluate, "play episodes with a trained agent, print what they return"),
     "play": Command(play, "watch a trained agent"),
-    "bench": Command("kumite.lab.launch:bench", "many algorithms x environments x seeds: kumite bench readme --jobs 2"),
+    "bench": Command("kumite.lab.bench:bench", "many algorithms x environments x seeds: kumite bench readme --jobs 2"),
     "algos": Command(algos, "list the algorithms"),
     "envs": Command(envs, "list the families of environments"),
     "presets": Command(presets, "list the presets, or show the values for one environment"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kumite.lab.launch import Task
+    from kumite.lab.progress import State
 
 PLAIN = 60.0  # seconds between two plain summaries
 LIVE = 0.5  # seconds between two frames
@@ -24,7 +25,7 @@ class View:
     def __init__(self, name: str, tasks: Sequence[Task]) -> None:
         self.name, self.tasks, self.shown = name, tasks, -math.inf
 
-    def began(self, task: Task) -> None: ...
+    def began(self, task: Task, state: State) -> None: ...
 
     def ended(self, task: Task) -> None: ...
 
@@ -43,9 +44,8 @@ class View:
 class Plain(View):
     """A line per event, and a summary now and then."""
 
-    def began(self, task: Task) -> None:
-        step = f"resumed at step {task.now.step:,}" if task.now.step else "begun"
-        self.say(f"{task.job.label}: {step}")
+    def began(self, task: Task, state: State) -> None:
+        self.say(f"{task.job.label}: {'begun' if state.kind == 'new' else f'resumed at step {state.step:,}'}")
 
     def ended(self, task: Task) -> None:
         self.say(f"{task.job.label}: {outcome(task)}")
@@ -143,7 +143,7 @@ def summary(tasks: Sequence[Task], slots: int) -> str:
     numbers = {state: sum(t.state == state for t in tasks) for state in ORDER}
     parts = [f"{numbers['done']} of {len(tasks)} done"]
     parts += [f"{numbers[state]} {state}" for state in ("running", "waiting", "failed", "stopped") if numbers[state]]
-    seconds = remaining(tasks, slots)
+    seconds = 0.0 if numbers["stopped"] else remaining(tasks, slots)
     return ", ".join(parts + ([f"{duration(seconds)} left"] if 0 < seconds < math.inf else []))
 
 
@@ -160,7 +160,7 @@ def remaining(tasks: Sequence[Task], slots: int) -> float:
 def speed(task: Task, tasks: Iterable[Task]) -> float:
     """Of runs like this one: its own, the same algorithm's there, the same algorithm's elsewhere."""
     known = [t for t in tasks if t.now.step and t.now.time_s > 0]
-    alike = [t for t in known if (t.job.algo, t.job.env, t.job.name) == (task.job.algo, task.job.env, task.job.name)]
+    alike = [t for t in known if t.alike(task)]
     for group in ([task] if task in known else [], alike, [t for t in known if t.job.algo == task.job.algo]):
         if group:
             return sum(t.now.step for t in group) / sum(t.now.time_s for t in group)
