@@ -25,7 +25,16 @@ from kumite.envs.base import VecEnv, derive
 from kumite.errors import RunError, UserError
 from kumite.evaluate import Evaluation, copies, evaluate
 from kumite.log import Logger
-from kumite.machine import manifest, pays_to_compile, pick_device, pick_precision, pick_threads, products, threads
+from kumite.machine import (
+    free_memory,
+    manifest,
+    pays_to_compile,
+    pick_device,
+    pick_precision,
+    pick_threads,
+    products,
+    threads,
+)
 from kumite.nn.cores import forget
 from kumite.profile import Profile
 from kumite.rng import Randomness
@@ -155,6 +164,7 @@ class Agent:
     def _start(self) -> RunState:
         """The first call: the folder, the storage, the first observations; or what a checkpoint says of them."""
         self.env = self.env or self._make_env()
+        self._check_memory()
         if self.writes and self.path is None:
             ready(self.config.track, dump(self.config.log))
             parent = Path(self.config.dir) / self.env_id.replace("/", "-") / self.name
@@ -170,6 +180,17 @@ class Agent:
             self.saved = {}
         self.run = run
         return run
+
+    def _check_memory(self) -> None:
+        """A replay that this run would fill beyond the machine's memory is refused before anything is written."""
+        stream = self.algo.make_stream(self.device)
+        rows = min(stream.rows * stream.slots, self.config.steps)
+        each, free = stream.row_bytes(self.obs_space, self.action), free_memory(self.device)
+        if rows * each > free:
+            raise UserError(
+                f"{rows:,} rows of {each:,} bytes take {rows * each / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are"
+                f" free; --buffer-size {int(0.8 * free / each):,} fits"
+            )
 
     def _logger(self) -> Logger:
         facts = {"algo": self.name, "env_id": self.env_id, **dump(self.config)}

@@ -33,6 +33,15 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be taken there."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
 def pick_threads(asked: int) -> int:
     """Threads for torch on the CPU. One is the safe choice: processes that share cores slow each other manifold."""
     return asked or 1

@@ -11,6 +11,7 @@ from. The first row of an episode is the one after a void row.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from kumite import tree
 from kumite.errors import UserError
 from kumite.tree import Tree
-from kumite.types import Act, Spec, Step
+from kumite.types import Act, ActionSpec, Spec, Step
 
 
 class Stream:
@@ -41,6 +42,11 @@ class Stream:
         self.drained = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self.clock, self.taken = 0, 0  # = count and drained of every slot while all slots speak together
         self.level = True
+
+    def row_bytes(self, obs_space: dict[str, Spec], action: ActionSpec) -> int:
+        """Memory of one row, but for what an algorithm stores besides (recurrent states, log-probabilities)."""
+        frames = sum(math.prod(s.frame) * s.dtype.itemsize for s in obs_space.values())
+        return frames + 4 * action.continuous + 8 * len(action.branches) + 4 + 1 + 1  # reward, terminated, truncated
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -80,17 +86,27 @@ class Stream:
 
     def _write(self, key: str, value: Tensor, at: Any) -> None:
         if key not in self.data:
-            self.data[key] = torch.zeros(self.rows, self.slots, *value.shape[1:], dtype=value.dtype, device=self.device)
+            self.data[key] = self._zeros(self.rows, value)
         elif self.data[key].shape[2:] != value.shape[1:] or self.data[key].dtype != value.dtype:
             was, now = tuple(self.data[key].shape[2:]), tuple(value.shape[1:])
             raise UserError(f"'{key}' changed from {was} {self.data[key].dtype} to {now} {value.dtype} during the run")
         self.data[key][at] = value if value.device == self.device else value.to(self.device)
 
+    def _zeros(self, rows: int, like: Tensor) -> Tensor:
+        shape = (rows, self.slots, *like.shape[1:])
+        try:
+            return torch.zeros(shape, dtype=like.dtype, device=self.device)
+        except RuntimeError:
+            size = math.prod(shape) * like.element_size() / 1e9
+            raise UserError(
+                f"there is no memory on {self.device} for {rows:,} rows of {self.slots} copies ({size:.1f} GB); give a"
+                " smaller --buffer-size or --horizon"
+            ) from None
+
     def _write_core(self, core: Tree, slot: Tensor | None) -> None:
         for key, value in tree.items(core):
             if key not in self.cores:
-                shape = (self.rows // self.core_every, self.slots, *value.shape[1:])
-                self.cores[key] = torch.zeros(shape, dtype=value.dtype, device=self.device)
+                self.cores[key] = self._zeros(self.rows // self.core_every, value)
             if self.level:
                 if (self.clock - 1) % self.core_every == 0:
                     self.cores[key][(self.clock - 1) % self.rows // self.core_every] = value

@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 import kumite
 from kumite import checkpoint
-from kumite.errors import RunError
+from kumite.errors import RunError, UserError
 from kumite.train import Interrupted
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -119,6 +119,25 @@ def test_an_environment_that_breaks_leaves_the_last_good_checkpoint(tmp_path: Pa
     with pytest.raises(RunError, match=r"environment 0 .*reward.*the last good checkpoint is .*/checkpoints/120$"):
         agent.learn()
     assert finite(agent.path) == [120, 60]
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_beyond_the_memory_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """4 observations, one choice, reward and two flags: 3 * 4 + 4 + 4 + 1 + 1 bytes for Pendulum."""
+    agent = make("sac", tmp_path, steps=10**12, buffer_size=10**12)
+    with pytest.raises(
+        UserError, match=r"1,000,000,000,000 rows of 22 bytes take 22000.0 GB .*--buffer-size [\d,]+ fits"
+    ):
+        agent.learn()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_ring_that_cannot_be_made_is_told_in_a_sentence(tmp_path: Path) -> None:
+    """A short run would never fill it, and the system does not even promise it."""
+    with pytest.raises(UserError, match=r"no memory on cpu for 1,000,000,000,000,000 rows .*--buffer-size"):
+        make("sac", tmp_path, steps=100, buffer_size=10**15).learn()
 
 
 # --- signals -------------------------------------------------------------------------------------------------------
