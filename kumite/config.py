@@ -183,9 +183,7 @@ def resolve(
     algo: str, env_name: str = "", file: Mapping[str, Any] | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Any:
     """The numbers this algorithm runs with on this environment: an instance of run_type(algo)."""
-    stack = layers(algo, env_name)
-    if file:
-        stack.append(Layer("file", {k: v for k, v in file.items() if k not in ("algo", "env_id")}))
+    stack = layers(algo, env_name) + from_file(algo, env_name, file or {})
     if overrides:
         stack.append(Layer("flags", overrides))
     config = run_type(algo)()
@@ -193,6 +191,17 @@ def resolve(
         config = merge(config, layer.values)
     check(config)
     return config
+
+
+def from_file(algo: str, env_name: str, values: Mapping[str, Any]) -> list[Layer]:
+    """What a file says: keys and values, or blocks for environments as in presets (`kumite tune` writes such a file)."""
+    if not values or not all(isinstance(v, Mapping) and "source" in v for v in values.values()):
+        return [Layer("file", {k: v for k, v in values.items() if k not in ("algo", "env_id")})]
+    blocks = [_block(algo, str(pattern), block) for pattern, block in values.items()]
+    found = [Layer(b.source, b.values) for b in blocks if b.matches(env_name)]
+    if not found:
+        raise UserError(f"the file has blocks for {', '.join(b.pattern for b in blocks)}, none of them for {env_name}")
+    return found
 
 
 def layers(algo: str, env_name: str = "") -> list[Layer]:
