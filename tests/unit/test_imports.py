@@ -35,7 +35,7 @@ FLOOR = {part: height for height, parts in enumerate(FLOORS) for part in parts}
 
 # numpy and gymnasium end in the adapters. Elsewhere they need a reason that fits in one line.
 ARRAYS = {"numpy", "gymnasium"}
-ARRAYS_ALLOWED: dict[str, str] = {}
+ARRAYS_ALLOWED: dict[str, str] = {"lab": "statistics of many runs are arithmetic on arrays, far from any training"}
 ARRAY_WINGS = {"envs"}
 
 IMPORT_BUDGET = 0.2  # seconds beyond torch's own import
