@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-TEST_EXTRAS := dev,classic,box2d,mujoco,atari,dmc,envpool,video,plots,wandb,tune
+TEST_EXTRAS := dev,classic,box2d,mujoco,atari,dmc,envpool,video,plots,wandb,tune,distributed
 WORKERS ?= 2
 QUICKSTART := runs/CartPole-v1/ppo/quickstart-s0
 

@@ -30,7 +30,7 @@ class Bench:
     """Names from `kumite algos`."""
     envs: tuple[str, ...] = ()
     """Ids of environments."""
-    seeds: tuple[str, ...] = ()
+    seeds: str = ""
     """How many (5 = 0 to 4), or which: 3 4 5; a single one as `7,`."""
     steps: int | None = None
     """Environment steps of every run; none = what the study or the presets say."""
@@ -89,6 +89,8 @@ def split(words: list[str]) -> tuple[list[str], dict[str, Any]]:
         while text.startswith("--") and not equals and rest and not rest[0].startswith("--"):
             values.append(rest.pop(0))
         if not text.startswith("--") or f"--{dashed(flag[2:])}" in known or text in HELP_FLAGS:
+            if flag == "--seeds" and values:  # one word, so that `7,` stays what it is
+                text, values = f"--seeds={' '.join(values)}", []
             ours += [text, *([] if equals else values)]
             continue
         name = flag[2:].replace("-", "_")

@@ -32,7 +32,7 @@ POLL = 0.1  # seconds between two looks at the processes
 LOOK = 1.0  # seconds between two looks at the runs' files
 
 
-@dataclass
+@dataclass(eq=False)
 class Task:
     """One run, as the launcher sees it."""
 

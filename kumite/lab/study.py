@@ -318,8 +318,6 @@ def unique(values: Iterable[Any]) -> tuple[Any, ...]:
 
 def read_seeds(value: Any) -> tuple[int, ...]:
     """5 = 0 to 4; a list (also of one: `[7]`, on the command line `7,`) = these."""
-    if isinstance(value, (list, tuple)) and len(value) == 1 and isinstance(value[0], str):
-        value = value[0]  # one word of a command line
     listed = isinstance(value, (list, tuple)) or (isinstance(value, str) and bool(set(value.strip()) & set("[],( ")))
     if not listed:
         count = c.coerce(value, int, "seeds")

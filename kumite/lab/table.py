@@ -91,17 +91,15 @@ class Live(View):
         from rich.table import Table
         from rich.text import Text
 
-        title = f"{self.name}: {summary(self.tasks, slots)}"
-        table = Table(box=None, title=Text(title, no_wrap=True), title_justify="left", pad_edge=False, expand=False)
-        for head in ("run", "", "progress", "steps/s", "left", "evaluation"):
-            table.add_column(
-                head, justify="left" if head in ("run", "") else "right", no_wrap=True, overflow="ellipsis"
-            )
-        chosen = sorted(self.tasks, key=lambda t: ORDER.index(t.state))[:rows] if len(self.tasks) > rows else self.tasks
-        for task in (t for t in self.tasks if t in chosen):
-            state, *rest = cells(task)
-            label = Text(task.job.label)
-            table.add_row(label, Text(state, style=COLOURS[state]), *map(Text, rest))
+        chosen = sorted(self.tasks, key=lambda t: ORDER.index(t.state))[:rows]
+        lines = [(task, line(self.name, task)) for task in self.tasks if task in chosen]
+        title = Text(f"{self.name}: {summary(self.tasks, slots)}", no_wrap=True, overflow="ellipsis")
+        table = Table(box=None, title=title, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
+        for i, head in enumerate(HEADS):
+            least = None if i == 0 else max(len(words[i]) for words in [HEADS, *(words for _, words in lines)])
+            table.add_column(head, min_width=least, justify="right" if i > 3 else "left", no_wrap=True)
+        for task, words in lines:
+            table.add_row(*map(Text, words[:3]), Text(words[3], style=COLOURS[task.state]), *map(Text, words[4:]))
         if len(chosen) < len(self.tasks):
             table.add_row(Text(f"and {len(self.tasks) - len(chosen)} more", style="dim"))
         return table
@@ -119,11 +117,20 @@ def view(name: str, tasks: Sequence[Task], quiet: bool) -> View:
 # --- words ---------------------------------------------------------------------------------------------------------
 
 
+HEADS = ("environment", "", "seed", "", "progress", "steps/s", "left", "eval")
+
+
+def line(study: str, task: Task) -> tuple[str, ...]:
+    """A row of the table; the first cell is the one that may be cut."""
+    variant = task.job.name.removeprefix(study).removeprefix("-")
+    return task.job.env, " ".join(x for x in (task.job.algo, variant) if x), str(task.job.seed), *cells(task)
+
+
 def cells(task: Task) -> tuple[str, str, str, str, str]:
     """State, progress, speed, time left, evaluation."""
     now, steps, at_work = task.now, task.job.config.steps, task.state == "running"
     share = min(now.step / max(steps, 1), 1.0)
-    progress = f"{count(now.step)}/{count(steps)} {share:4.0%}" if now.step or at_work else count(steps)
+    progress = f"{share:.0%} of {count(steps)}" if now.step or at_work else count(steps)
     speed = f"{now.speed:,.0f}" if at_work and now.speed else ""
     left = duration(now.left(steps)) if at_work and now.speed else ""
     return task.state, progress, speed, left, "" if now.mean is None else f"{now.mean:.5g}"
