@@ -7,6 +7,7 @@ flags. The result is one frozen dataclass: the algorithm's Config and Run in one
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import fnmatch
@@ -25,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from kumite.algos import algorithm, row
+from kumite.algos import ROWS, algorithm, row
 from kumite.envs.base import EnvConfig
 from kumite.errors import UserError
 
@@ -244,8 +245,9 @@ def flatten(values: Mapping[str, Any], table: Mapping[str, Any], prefix: str = "
         name = prefix + str(key).replace("-", "_")
         name = ALIASES.get(name, name)
         if name not in table:
-            near = closest(name, table)
-            raise UserError(f"unknown key {SHORT.repr(name)}" + (f"; did you mean '{near}'?" if near else ""))
+            others, near = owners(name), closest(name, table)
+            hint = f": it is a setting of {', '.join(others)}" if others else f"; did you mean '{near}'?" * bool(near)
+            raise UserError(f"unknown key {SHORT.repr(name)}{hint}")
         if is_dataclass(table[name]) and isinstance(value, Mapping):
             flat |= flatten(value, table, f"{name}.")
         else:
@@ -304,6 +306,16 @@ SYNONYMS = {
 """What neighbouring libraries call things; only for hints."""
 
 
+def owners(name: str) -> list[str]:
+    """The algorithms that know this key."""
+    found = []
+    for algo in ROWS:
+        with contextlib.suppress(ImportError):  # one that was registered from outside and is gone
+            if name in keys(run_type(algo)):
+                found.append(algo)
+    return found
+
+
 def closest(name: str, known: Iterable[str]) -> str:
     """The key that was probably meant, or nothing: by meaning, by full name, or by the last part of a dotted name."""
     names = list(known)
@@ -319,12 +331,16 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 SUFFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+SWITCHES: dict[str, float] = {"priority": 0.6}
+"""Numbers that may also be switched on, and what true means then; false is 0."""
 SHORT = reprlib.Repr()
 SHORT.maxlevel, SHORT.maxdict, SHORT.maxlist, SHORT.maxtuple, SHORT.maxstring, SHORT.maxother = 2, 4, 4, 4, 60, 60
 
 
 def coerce(value: Any, kind: Any, key: str) -> Any:
     """The value as this type; a value that cannot be read is refused in a sentence that names the key."""
+    if isinstance(value, bool) and key in SWITCHES:
+        value = SWITCHES[key] if value else 0
     try:
         return read(value, kind)
     except ValueError as e:
@@ -482,7 +498,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "frame_stack": (0, math.inf),
     "max_steps": (0, math.inf),
     "sticky": (0, 1),
-    "gamma": (0, 1),
+    "gamma": (0, 1),  # or -1
     "lam": (0, 1),
     "tau": (0, 1),
     "lr": (0, math.inf),
@@ -498,6 +514,13 @@ LIMITS: dict[str, tuple[float, float]] = {
     "epochs": (1, math.inf),
     "n_step": (1, math.inf),
     "critics": (1, math.inf),
+    "subset": (0, math.inf),
+    "priority": (0, math.inf),
+    "priority_beta": (0, 1),
+    "priority_beta_end": (0, 1),
+    "priority_eps": (0, math.inf),
+    "priority_clip": (0, math.inf),
+    "priority_mix": (0, 1),
     "policy_delay": (1, math.inf),
     "chunk": (1, math.inf),
     "burn_in": (0, math.inf),
@@ -507,13 +530,16 @@ LIMITS: dict[str, tuple[float, float]] = {
     "memory_layers": (1, math.inf),
 }
 """What a number may be, whatever group it stands in."""
+AUTOMATIC = {"gamma": -1.0}
+"""What stands for a number that only the environment decides."""
 
 
 def check(config: Any) -> None:
     """Numbers within their limits, a name that is one, and only known places for metrics."""
     for key, value in flat(config).items():
-        low, high = LIMITS.get(key.rpartition(".")[2], (-math.inf, math.inf))
-        if isinstance(value, (int, float)) and not low <= value <= high:
+        last = key.rpartition(".")[2]
+        low, high = LIMITS.get(last, (-math.inf, math.inf))
+        if isinstance(value, (int, float)) and not low <= value <= high and value != AUTOMATIC.get(last):
             wanted = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
             raise UserError(f"{key}: expected {wanted}, got {value}")
     if config.name in (".", "..") or any(mark in config.name for mark in "/\\\0"):
@@ -521,6 +547,18 @@ def check(config: Any) -> None:
     from kumite.sinks import check_sinks
 
     check_sinks(config.track)
+
+
+def fitted(config: Any, slots: int, limit: int) -> Any:
+    """The config with what only the environment decides: its number of copies, and gamma -1 by its time limit.
+
+    The discount looks ahead a fifth of an episode of L decisions, 1 - 5 / L, within 0.95 and 0.995 (Simba's rule).
+    """
+    if config.gamma < 0:
+        decisions = limit / max(1, config.env.action_repeat)
+        gamma = min(max(1 - 5 / decisions, 0.95), 0.995) if decisions else 0.99
+        config = replace(config, gamma=gamma)
+    return config if config.num_envs == slots else replace(config, num_envs=slots)
 
 
 # --- out and in ----------------------------------------------------------------------------------------------------

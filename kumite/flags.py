@@ -58,7 +58,7 @@ def flags_of(kind: Any, prefix: str = "") -> dict[str, tuple[str, bool]]:
 
 def normal(words: list[str], flags: Mapping[str, tuple[str, bool]]) -> tuple[list[str], list[str]]:
     """Known flags only, spelt with dashes; `--quiet true` becomes `--quiet`. And which fields are given."""
-    from kumite.config import ALIASES
+    from kumite.config import ALIASES, SWITCHES
 
     out: list[str] = []
     given: dict[str, None] = {}
@@ -75,6 +75,13 @@ def normal(words: list[str], flags: Mapping[str, tuple[str, bool]]) -> tuple[lis
             raise UserError(f"unknown flag '{flag}'{closest_flag(flag, flags)}")
         name, bare = flags[flag]
         given[name] = None
+        if name in SWITCHES:  # a number that may be left out, or said as true or false
+            if not equals:
+                value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+            if value.lower() in TRUTH and not value.isdecimal():
+                value = str(SWITCHES[name] * TRUTH[value.lower()])
+            out.append(f"{flag}={value}")
+            continue
         if not _is_switch(name, flags):
             out.append(flag + equals + value)
             continue
@@ -92,9 +99,12 @@ def _is_switch(name: str, flags: Mapping[str, tuple[str, bool]]) -> bool:
 
 
 def closest_flag(flag: str, flags: Mapping[str, tuple[str, bool]]) -> str:
-    from kumite.config import closest
+    from kumite.config import closest, owners
 
-    near = closest(flag[2:].replace("-", "_"), [f[2:].replace("-", "_") for f in flags])
+    name = flag[2:].replace("-", "_")
+    if "--num-envs" in flags and (others := owners(name)):
+        return f": it is a setting of {', '.join(others)}"
+    near = closest(name, [f[2:].replace("-", "_") for f in flags])
     return f"; did you mean '--{near.replace('_', '-')}'?" if near else ""
 
 

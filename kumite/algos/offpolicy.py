@@ -10,6 +10,7 @@ A file of arithmetic on top of it has nets and two verbs:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from kumite.errors import UserError
 from kumite.nn.adam import Adam
 from kumite.nn.norm import RewardNorm
 from kumite.nn.torso import Torso
-from kumite.samplers import Draw, Uniform
+from kumite.samplers import Draw, Prioritized, Uniform, over_time
 from kumite.schedules import Ratio
 from kumite.stream import Stream
 from kumite.tree import Tree
@@ -49,6 +50,18 @@ class OffPolicyConfig(AlgoConfig):
     """Targets take the minimum over this many randomly drawn critics; 0 = all."""
     burn_in: int = 0
     """With memory: rows before each sequence that only refresh its state."""
+    priority: float = 0.0
+    """Prioritized replay: rows are drawn in proportion to error^priority; 0 = all alike."""
+    priority_beta: float = 0.4
+    """Share of the bias that importance weights take back at the start of the run."""
+    priority_beta_end: float = 1.0
+    """The same at its end; in between a straight line."""
+    priority_eps: float = 1e-6
+    """Added to every error, so that no row is forgotten."""
+    priority_clip: float = math.inf
+    """Errors count up to this size."""
+    priority_mix: float = 0.9
+    """With memory: a sequence's error is this share of its largest, the rest of its mean."""
 
 
 class OffPolicy(Algorithm):
@@ -74,7 +87,7 @@ class OffPolicy(Algorithm):
             raise UserError(f"--burn-in {cfg.burn_in} refreshes a memory and there is none; add --memory gru")
         reach = (self.span or 1) + cfg.burn_in + cfg.n_step - 1
         stream = self.make_stream()
-        rows = stream.rows - stream.spare - self.stride
+        rows = stream.rows - stream.spare - max(2, self.stride)  # of two neighbours one is not void
         if reach > rows:
             what = f"--n-step {cfg.n_step}" + f" with --chunk {self.span} and --burn-in {cfg.burn_in}" * bool(self.span)
             raise UserError(
@@ -82,6 +95,11 @@ class OffPolicy(Algorithm):
                 f" no more than {max(rows, 0)} can be read; ask for fewer steps or a larger buffer"
             )
         self.sampler = Uniform(reach, self.stride)
+        if cfg.priority:
+            beta, acts = (cfg.priority_beta, cfg.priority_beta_end), cfg.burn_in if (self.span or 1) == 1 else None
+            self.sampler = Prioritized(
+                reach, self.stride, cfg.priority, beta, cfg.priority_eps, cfg.priority_clip, acts
+            )
 
     # -- acting -------------------------------------------------------------------------------------------------------
 
@@ -117,8 +135,10 @@ class OffPolicy(Algorithm):
         cfg = self.cfg
         drawn = self.sampler.draw(stream, max(1, cfg.batch_size // (self.span or 1)), share)
         if self.span:
-            return drawn, sequences(stream, drawn.row, drawn.slot, self.span, cfg.burn_in, cfg.n_step, cfg.gamma)
-        return drawn, transitions(stream, drawn.row, drawn.slot, cfg.n_step, cfg.gamma)
+            b = sequences(stream, drawn.row, drawn.slot, self.span, cfg.burn_in, cfg.n_step, cfg.gamma)
+        else:
+            b = transitions(stream, drawn.row, drawn.slot, cfg.n_step, cfg.gamma)
+        return drawn, b if drawn.weight is None else b._replace(weight=drawn.weight.expand_as(b.mask))
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -130,8 +150,12 @@ class OffPolicy(Algorithm):
         metrics = []
         for _ in range(self.ratio.due(env_step)):
             self.updates += 1
-            _, b = self.sample(stream, env_step / total)
-            metrics.append(self.step_update(b, *self.choices()).metrics)
+            drawn, b = self.sample(stream, env_step / total)
+            out = self.step_update(b, *self.choices())
+            if drawn.leaf is not None and out.priority is not None:
+                error = over_time(out.priority, b.mask, self.cfg.priority_mix) if self.span else out.priority
+                self.sampler.tell(drawn, error)
+            metrics.append(out.metrics)
         return metrics
 
     def choices(self) -> tuple[Any, ...]:
@@ -153,8 +177,9 @@ class OffPolicy(Algorithm):
         return q.amin(0)
 
     def get_extra_state(self) -> dict[str, Any]:
-        return super().get_extra_state() | {"ratio": self.ratio.state()}
+        return super().get_extra_state() | {"ratio": self.ratio.state(), "sampler": self.sampler.state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         super().set_extra_state(state)
         self.ratio.restore(state["ratio"])
+        self.sampler.restore(state.get("sampler", {}))

@@ -16,6 +16,7 @@ from kumite import algos
 from kumite import config as c
 from kumite.algos.base import AlgoConfig, Algorithm
 from kumite.errors import UserError
+from kumite.flags import parse
 from kumite.nn.config import Net
 
 PLAIN = "an/unknown-env"
@@ -150,6 +151,7 @@ def test_whole_numbers(value: Any, number: int) -> None:
         ("actor.layers", "512,wide", "a list (each a whole number)"),
         ("num_envs", 0, "at least 1"),
         ("gamma", 1.5, "between 0 and 1"),
+        ("gamma", -0.5, "between 0 and 1"),
     ],
 )
 def test_wrong_values_are_refused_by_name(key: str, value: Any, expected: str) -> None:
@@ -158,6 +160,18 @@ def test_wrong_values_are_refused_by_name(key: str, value: Any, expected: str) -
     said = str(error.value)
     assert said.startswith(f"{key}: expected {expected}")
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("limit", "repeat", "gamma"),
+    [(1000, 1, 0.995), (1000, 2, 0.99), (500, 1, 0.99), (200, 2, 0.95), (50, 1, 0.95), (10_000, 1, 0.995), (0, 1, 0.99)],
+)
+def test_a_discount_by_the_time_limit(limit: int, repeat: int, gamma: float) -> None:
+    """Simba's rule over decisions: L / 5 - 1 of L / 5, within .95 and .995; no limit, no reason to leave 0.99."""
+    config = resolve(gamma=-1, env={"action_repeat": repeat})
+    assert c.fitted(config, 3, limit).gamma == pytest.approx(gamma)
+    assert c.fitted(config, 3, limit).num_envs == 3
+    assert c.fitted(resolve(gamma=0.7), 8, limit).gamma == 0.7
 
 
 def test_friendly_values() -> None:
@@ -332,3 +346,35 @@ def test_every_field_has_a_sentence(algo: str) -> None:
     kinds += [k for k in c.keys(kinds[0]).values() if dataclasses.is_dataclass(k)]
     missing = [f"{k.__name__}.{f.name}" for k in kinds for f in dataclasses.fields(k) if f.name not in sentences(k)]
     assert not missing
+
+
+# --- numbers that are switches too, and settings of others -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("said", "means"), [(True, 0.6), (False, 0.0), (0.7, 0.7), ("0.5", 0.5), (1, 1.0)])
+def test_priority_may_be_switched_on(said: Any, means: float) -> None:
+    assert c.resolve("sac", "", {}, {"priority": said}).priority == means
+
+
+@pytest.mark.parametrize(
+    ("words", "means"),
+    [
+        (["--priority"], 0.6),
+        (["--priority", "--quiet"], 0.6),
+        (["--priority", "true"], 0.6),
+        (["--priority=off"], 0.0),
+        (["--priority", "1"], 1.0),
+        (["--priority=0.5"], 0.5),
+    ],
+)
+def test_priority_on_the_command_line(words: list[str], means: float) -> None:
+    made, given = parse(c.run_type("sac"), words, "kumite train")
+    assert made.priority == means
+    assert "priority" in given
+
+
+def test_a_setting_of_others_names_them() -> None:
+    with pytest.raises(UserError, match=r"^unknown key 'priority': it is a setting of sac"):
+        c.resolve("ppo", "", {}, {"priority": 1})
+    with pytest.raises(UserError, match=r"^unknown flag '--n-step': it is a setting of sac"):
+        parse(c.run_type("ppo"), ["--n-step", "3"], "kumite train")

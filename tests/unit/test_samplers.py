@@ -24,7 +24,7 @@ def test_only_readable_rows_on_the_stride_are_drawn(case: Case, span: int, strid
     allowed, sampler = candidates(recorded, span, stride), Uniform(span, stride)
     assert sampler.ready(recorded.stream) == bool(allowed)
     if allowed:
-        row, slot, _ = sampler.draw(recorded.stream, 60)
+        row, slot = sampler.draw(recorded.stream, 60)[:2]
         assert set(zip(row.tolist(), slot.tolist(), strict=True)) <= allowed
 
 
@@ -38,7 +38,7 @@ def test_draws_are_uniform(together: bool, span: int, stride: int) -> None:
     recorded = Recorded(Case(20, 3, 1, 1, events)).play(events)
     allowed = candidates(recorded, span, stride)
     size = 400 * len(allowed)
-    row, slot, _ = Uniform(span, stride).draw(recorded.stream, size)
+    row, slot = Uniform(span, stride).draw(recorded.stream, size)[:2]
     counts = Counter(zip(row.tolist(), slot.tolist(), strict=True))
     assert set(counts) == allowed
     chi = sum((n - 400) ** 2 / 400 for n in counts.values())
