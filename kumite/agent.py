@@ -19,7 +19,7 @@ from kumite import checkpoint, tree
 from kumite.algos import ROWS, algorithm
 from kumite.algos.base import Algorithm
 from kumite.checkpoint import CheckpointWarning, rescue
-from kumite.config import dump, intervals, load_yaml, parse_yaml, resolve, to_yaml
+from kumite.config import dump, fitted, intervals, load_yaml, parse_yaml, resolve, to_yaml
 from kumite.envs import make_env, name_of, source
 from kumite.envs.base import VecEnv, derive
 from kumite.errors import RunError, UserError
@@ -77,8 +77,7 @@ class Agent:
         self.config = config or resolve(self.name, self.env_id, layer, parameters)
         self.path: Path | None = None
         self.env: VecEnv | None = self._make_env()
-        if self.env.slots != self.config.num_envs:  # a vector environment brings its own number
-            self.config = replace(self.config, num_envs=self.env.slots)
+        self.config = fitted(self.config, self.env.slots, self.env.horizon)
         self.native = self.env.native
         self._build(self.env.obs_space, self.env.action)
 

@@ -28,6 +28,8 @@ class AlgoConfig:
     """Learning rate."""
     lr_schedule: str = "constant"
     """constant | linear | cosine, over the planned steps (PPO also: kl)."""
+    lr_end: float = 0.0
+    """Where the schedule ends, as a share of the learning rate."""
     optimizer: str = "adam"
     """adam | adamw."""
     adam_eps: float = 1e-8
@@ -37,7 +39,7 @@ class AlgoConfig:
     grad_clip: float = 0.0
     """Largest gradient norm of a net; 0 = no limit."""
     gamma: float = 0.99
-    """Discount per decision."""
+    """Discount per decision; -1 = by the time limit: 1 - 5 / decisions per episode, within 0.95 and 0.995."""
     normalize_obs: bool = False
     """Normalise vector observations by running mean and deviation."""
     obs_clip: float = 10.0
@@ -143,7 +145,8 @@ class Algorithm(nn.Module):
         """The learning rates of this moment."""
         if self.cfg.lr_schedule in ("linear", "cosine"):
             for adam in optimizers:
-                adam.lr.fill_(SCHEDULES[self.cfg.lr_schedule](adam.start_lr, 0.0, env_step / total))
+                end = adam.start_lr * self.cfg.lr_end
+                adam.lr.fill_(SCHEDULES[self.cfg.lr_schedule](adam.start_lr, end, env_step / total))
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"updates": self.updates}

@@ -70,7 +70,8 @@ class SAC(OffPolicy):
         if not action.bounded:
             raise UserError("SAC squashes its actions into finite limits and this action space has none; PPO can do it")
         torso = make_torso(obs_space, cfg.actor, cfg.chunk)
-        self.actor = Actor(torso, PolicyHead(torso.size, action, True, log_std=(cfg.log_std_min, cfg.log_std_max)))
+        log_std = (cfg.log_std_min, cfg.log_std_max)
+        self.actor = Actor(torso, PolicyHead(torso.size, action, True, log_std=log_std, net=cfg.actor))
         self.critic = ActionValue(obs_space, action, cfg.critic, cfg.critics, cfg.chunk)
         self.target = deepcopy(self.critic).requires_grad_(False)
         self.learns_alpha = cfg.alpha == "auto"
@@ -78,7 +79,8 @@ class SAC(OffPolicy):
         self.adam_actor = self.adam_of(self.actor)
         self.adam_critic = self.adam_of(self.critic, cfg.critic_lr)
         self.adam_alpha = Adam(self.temperature, cfg.alpha_lr or cfg.lr, cfg.adam_eps)
-        self.begin({"actor": torso, "critic": self.critic.torso}, self.adam_actor, self.adam_critic)
+        torsos = {"actor": torso, "critic": self.critic.torso}
+        self.begin(torsos, self.adam_actor, self.adam_critic, self.adam_alpha)
 
     def act(self, obs: dict[str, Tensor], core: Tree, explore: bool = True) -> Act:
         obs = self.norm(obs)

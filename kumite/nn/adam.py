@@ -1,6 +1,7 @@
 """Adam that owns its gradients: nothing outside `descend` ever requires grad.
 
-Its moments, step count and learning rate are buffers: checkpoints find them, the compiler traces them.
+Its moments, step count and learning rate are buffers: checkpoints find them, the compiler traces them. A module that
+must keep its parameters on some surface has a method `project_`, called after each step.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Adam(nn.Module):
         super().__init__()
         self.__dict__["net"] = net  # not a child: its parameters belong to the algorithm
         self.start_lr, self.eps, self.weight_decay, self.clip, self.betas = lr, eps, weight_decay, clip, betas
+        self.__dict__["projected"] = [m for m in net.modules() if hasattr(m, "project_")]  # weights on a sphere
         net.requires_grad_(False)
         self.names = [name for name, _ in net.named_parameters()]
         for i, (_, p) in enumerate(net.named_parameters()):
@@ -78,6 +80,8 @@ class Adam(nn.Module):
         if self.weight_decay:
             torch._foreach_mul_(params, 1 - self.lr * self.weight_decay)
         torch._foreach_add_(params, step)
+        for module in self.__dict__["projected"]:
+            module.project_()
 
 
 def _detach(aux: Any) -> Any:

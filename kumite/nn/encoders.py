@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from kumite.errors import UserError, nearest
 from kumite.nn.config import Net
 from kumite.nn.layers import Spread, activation, linear, norm, orthogonal_
+from kumite.nn.simba import Simba, SimbaV2, UnitHead
 from kumite.types import Spec
 
-ENCODERS = ("auto", "mlp", "d2rl", "nature", "impala", "conv1d")
+ENCODERS = ("auto", "mlp", "d2rl", "nature", "impala", "conv1d", "simba", "simbav2")
+FLAT = ("mlp", "d2rl", "conv1d")  # these see the pixels of an image one by one
 
 
 class Pixels(nn.Module):
@@ -102,7 +104,7 @@ def sensor(spec: Spec, encoder: str) -> nn.Module:
     if spec.choices:
         return OneHot(spec.choices * (math.prod(spec.shape) // len(spec.choices)))
     scale = 1 / 255 if spec.dtype == torch.uint8 else 1.0
-    if spec.image and encoder in ("auto", "nature", "impala"):
+    if spec.image and encoder not in FLAT:
         return Pixels(spec.shape, scale, (impala if encoder == "impala" else nature)(spec.shape))
     if len(spec.shape) == 2 and encoder == "conv1d":
         return Pixels(spec.shape, scale, conv1d(spec.shape))
@@ -150,6 +152,32 @@ class Hidden(nn.Module):
         for i, layer in enumerate(self.layers):
             y = layer(torch.cat([y, x], -1) if self.dense and i > 0 else y)
         return y
+
+
+def make_hidden(size_in: int, net: Net, members: int = 0) -> nn.Module:
+    """What stands behind the sensors (and the action): hidden layers with a `size`."""
+    kinds: dict[str, Any] = {"simba": Simba, "simbav2": SimbaV2}
+    hidden: nn.Module = kinds.get(net.encoder, Hidden)(size_in, net, members)
+    return hidden
+
+
+class Heads(nn.Module):
+    """Several heads on the same features, joined: [*, sum of their sizes]."""
+
+    def __init__(self, *heads: nn.Module) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([head(x) for head in self.heads], -1)
+
+
+def make_out(size_in: int, sizes: tuple[int, ...], net: Net, members: int = 0) -> nn.Module:
+    """The last layer of a net, as its encoder wants it: `sizes` numbers of several kinds side by side."""
+    if net.encoder == "simbav2":
+        return Heads(*(UnitHead(size_in, size, members) for size in sizes if size))
+    out = linear(size_in, sum(sizes), members)
+    return orthogonal_(out, 1.0) if net.encoder == "simba" else out
 
 
 def load_class(name: str) -> Any:

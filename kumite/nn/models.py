@@ -12,7 +12,8 @@ from torch.nn.functional import softplus
 from kumite.batch import Batch
 from kumite.nn.config import Net
 from kumite.nn.dists import Branches, Normal, Policy
-from kumite.nn.layers import linear, orthogonal_
+from kumite.nn.encoders import make_out
+from kumite.nn.layers import orthogonal_
 from kumite.nn.torso import Torso, make_torso
 from kumite.tree import Tree
 from kumite.types import ActionSpec, Spec
@@ -30,15 +31,16 @@ class PolicyHead(nn.Module):
         log_std: tuple[float, float] = (-5.0, 2.0),
         log_std_init: float = 0.0,
         gain: float | None = None,
+        net: Net | None = None,
     ) -> None:
         """std: tanh (state-dependent, within log_std) | exp | softplus (a free parameter), state_exp | state_softplus.
 
-        `gain`: orthogonal weights of that size; None = torch's own.
+        `gain`: orthogonal weights of that size; None = as the last layer of `net` begins.
         """
         super().__init__()
         self.action, self.squash, self.std, self.log_std_range = action, squash, std, log_std
         C, self.state_std = action.continuous, std in ("tanh", "state_exp", "state_softplus")
-        self.out = nn.Linear(size, C + C * self.state_std + sum(action.branches))
+        self.out = make_out(size, (C, C * self.state_std, sum(action.branches)), net or Net())
         self.init = _softplus_inverse(math.exp(log_std_init)) if "softplus" in std else log_std_init
         if not self.state_std:
             self.free = nn.Parameter(torch.full((C,), self.init))
@@ -88,7 +90,7 @@ class ActionValue(nn.Module):
     def __init__(self, obs_space: dict[str, Spec], action: ActionSpec, net: Net, members: int, span: int) -> None:
         super().__init__()
         self.torso = make_torso(obs_space, net, span, action.continuous, members)
-        self.out = linear(self.torso.size, max(1, sum(action.branches)), members)
+        self.out = make_out(self.torso.size, (max(1, sum(action.branches)),), net, members)
 
     def forward(self, b: Batch, c: Tensor) -> Tensor:
         return self.out(self.torso(b, c))
@@ -114,10 +116,11 @@ class ActorCritic(nn.Module):
         super().__init__()
         orthogonal = actor.init == "orthogonal"
         torso = make_torso(obs_space, actor, span)
-        self.actor = Actor(torso, PolicyHead(torso.size, action, gain=0.01 if orthogonal else None, **head))
+        gain = 0.01 if orthogonal else None
+        self.actor = Actor(torso, PolicyHead(torso.size, action, gain=gain, net=actor, **head))
         self.share = share
         self.critic = torso if share else make_torso(obs_space, critic, span)
-        self.value = nn.Linear(self.critic.size, values)
+        self.value = make_out(self.critic.size, (values,), actor if share else critic)
         if orthogonal:
             orthogonal_(self.value, 1.0)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from kumite.batch import Batch
 from kumite.nn.config import Net
 from kumite.nn.cores import make_core
-from kumite.nn.encoders import Hidden, make_sensors
+from kumite.nn.encoders import make_hidden, make_sensors
 from kumite.tree import Tree
 from kumite.types import Spec
 
@@ -26,8 +26,8 @@ class Torso(nn.Module):
     def __init__(self, obs_space: dict[str, Spec], net: Net, action: int = 0, members: int = 0) -> None:
         super().__init__()
         self.sensors = make_sensors(obs_space, net)
-        self.hidden: nn.Module = Hidden(int(self.sensors.size) + action, net, members)  # type: ignore[arg-type]
-        self.size = int(self.hidden.size)
+        self.hidden = make_hidden(int(self.sensors.size) + action, net, members)  # type: ignore[arg-type]
+        self.size = int(self.hidden.size)  # type: ignore[arg-type]
 
     def features(self, obs: dict[str, Tensor], action: Tensor | None) -> Tensor:
         x = self.sensors(obs)
@@ -74,14 +74,14 @@ class RecurrentTorso(Torso):
         self.before: nn.Module = nn.Identity()
         self.hidden = nn.Identity()
         if net.memory_place == "after":
-            self.before = Hidden(size, net)
-            size = self.before.size
+            self.before = make_hidden(size, net)
+            size = int(self.before.size)  # type: ignore[arg-type]
         self.core = make_core(net.memory, size, net.memory_width, net.memory_layers)
         self.size = net.memory_width
         if net.memory_place == "before" or action or members:
             layers = net if net.memory_place == "before" else _one_layer(net)
-            self.hidden = Hidden(net.memory_width + action, layers, members)
-            self.size = self.hidden.size
+            self.hidden = make_hidden(net.memory_width + action, layers, members)
+            self.size = int(self.hidden.size)  # type: ignore[arg-type]
 
     def remember(self, b: Batch) -> Tensor:
         """The memory's output for every row of obs behind the burn-in."""

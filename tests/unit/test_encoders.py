@@ -91,7 +91,7 @@ def test_impalas_blocks_add_to_their_input() -> None:
 def test_encoders_choose_what_an_image_goes_through() -> None:
     space = {"eye": Spec((3, 36, 36), torch.uint8, image=True)}
     bodies = {name: type(make_sensors(space, Net(encoder=name)).nets[0]) for name in ENCODERS}
-    assert [k for k, v in bodies.items() if v is Pixels] == ["auto", "nature", "impala"]
+    assert [k for k, v in bodies.items() if v is Pixels] == ["auto", "nature", "impala", "simba", "simbav2"]
     flat = make_sensors(space, Net(encoder="mlp"))
     x = observation(space, 4)
     torch.testing.assert_close(flat(x), x["eye"].flatten(1).float() / 255)
