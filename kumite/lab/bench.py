@@ -133,5 +133,7 @@ def known_to_some(study: Study, parameters: Mapping[str, Any]) -> None:
         known |= dict.fromkeys(keys) | {f"{algo}.{key}": None for key in keys}
     flags = {f"--{dashed(key)}": (key, True) for key in known if key not in studies.OWN} | flags_of(Bench)
     for name in parameters:
-        if name not in known or name in studies.OWN:
+        if name in studies.OWN:
+            raise UserError(f"unknown flag '--{name}'; did you mean '--{studies.OWN[name]}'?")
+        if name not in known:
             raise UserError(f"unknown flag '--{dashed(name)}'{closest_flag(f'--{dashed(name)}', flags)}")

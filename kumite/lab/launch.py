@@ -15,7 +15,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -77,13 +77,14 @@ def run(study: Study, jobs: int = 0, retries: int = 0, quiet: bool = True, backe
         if number < 0:
             raise UserError(f"{name}: expected at least 0, got {number}")
     tasks = plan(study)
-    with locked(study), contextlib.ExitStack() as stack:
-        shown = view(study.name, tasks, quiet)
-        stack.callback(shown.close)
+    with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop().listening())
         home = reach(backend)
         stack.callback(home.close)
         stack.enter_context(stop.listening())  # once more: Ray puts a handler of its own
+        stack.enter_context(locked(study))
+        shown = view(study.name, tasks, quiet)
+        stack.callback(shown.close)
         orphans(tasks, shown, stop)
         Launch(tasks, home, jobs, retries, shown, stop).run()
     if stop.signal is not None:
@@ -176,10 +177,11 @@ class Launch:
                 if self.stop.signal is not None and not self.ending:
                     self._end()
                 time.sleep(POLL)
-        except BaseException:  # a second Ctrl-C, or a fault of ours: nothing is left running
-            for task in self.running:
-                if task.handle is not None:
-                    task.handle.kill()
+        except KeyboardInterrupt:  # a second Ctrl-C
+            self._each(lambda handle: handle.kill())
+            raise
+        except BaseException:  # a fault of ours: nothing is left running, nothing is lost
+            self._each(lambda handle: handle.stop())
             raise
         self.shown.end(self.slots)
 
@@ -259,9 +261,12 @@ class Launch:
         count = len(self.running)
         what = "the run saves and ends" if count == 1 else f"{count} runs save and end"
         self.shown.say(f"stopping: {what} (once more: end at once)")
+        self._each(lambda handle: handle.stop())
+
+    def _each(self, call: Callable[[Handle], None]) -> None:
         for task in self.running:
             if task.handle is not None:
-                task.handle.stop()
+                call(task.handle)
 
 
 def reason(log: Path, code: int) -> str:

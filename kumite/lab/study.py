@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.resources
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,10 @@ KEYS = ("about", "name", "algos", "envs", "seeds", "steps", "parameters", "varia
 OWN = {"seed": "seeds", "name": "name", "dir": "dir"}
 """Settings of a run that the study decides."""
 SELECTORS = ("algos", "envs", "variants")
+
+
+class StudyWarning(UserWarning):
+    """A study says something that has no effect."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,7 @@ class Study:
         try:
             flat = c.flatten(values, table)
         except UserError as e:
-            raise UserError(f"{e} (for {algo}){self._elsewhere(values, algo)}") from None
+            raise UserError(f"{algo}: {e}{self._elsewhere(values, algo)}") from None
         for key in flat.keys() & OWN.keys():
             raise UserError(
                 f"study '{self.name}': '{key}' is no parameter of its runs; the study itself says '{OWN[key]}'"
@@ -161,15 +166,12 @@ class Study:
 
     def _elsewhere(self, values: Mapping[str, Any], algo: str) -> str:
         """A hint where a parameter exists for another algorithm of this study."""
+        mine = c.keys(c.run_type(algo))
         for other in self.algos:
-            unknown = [
-                k for k in _names(values) if k not in c.keys(c.run_type(algo)) and k in c.keys(c.run_type(other))
-            ]
-            if unknown:
-                key = unknown[0]
-                return (
-                    f"; only for {other}: --{other}.{key.replace('_', '-')}, or a `where` block with `algos: {other}`"
-                )
+            for key in _names(values):
+                if key not in mine and key in c.keys(c.run_type(other)):
+                    flag = f"--{other}.{key.replace('_', '-')}"
+                    return f"; for {other} alone say {flag}, or `algos: {other}` in a `where` block"
         return ""
 
     def _resolved(self, algo: str, env: str, variant: str) -> Any:
@@ -272,7 +274,7 @@ def make(said: Mapping[str, Any], name: str = "bench") -> Study:
     blocks = said.get("where") or []
     if not isinstance(blocks, list):
         raise UserError(f"{where}: `where` is a list of blocks, each with algos, envs or variants, and parameters")
-    return Study(
+    made = Study(
         algos=unique(a.lower() for a in words(said.get("algos"), f"{where}, algos")),
         envs=unique(words(said.get("envs"), f"{where}, envs")),
         seeds=read_seeds(said.get("seeds", 3)),
@@ -283,6 +285,10 @@ def make(said: Mapping[str, Any], name: str = "bench") -> Study:
         dir=str(said.get("dir") or "runs"),
         about=" ".join(str(said.get("about") or "").split()),
     )
+    for block in made.where:
+        if made.envs and block.envs and not any(c.Block(block.envs, "", {}).matches(env) for env in made.envs):
+            warnings.warn(f"{where}: the `where` block for '{block.envs}' speaks of none of its runs", StudyWarning)
+    return made
 
 
 def _mapping(value: Any, where: str) -> Mapping[str, Any]:

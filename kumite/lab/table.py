@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -51,7 +52,8 @@ class Plain(View):
         self.say(f"{task.job.label}: {outcome(task)}")
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        with contextlib.suppress(OSError):  # nobody reads any more: no reason to end the runs
+            print(text, flush=True)
 
     def show(self, slots: int) -> None:
         if time.monotonic() - self.shown < PLAIN:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,6 +191,31 @@ def test_a_second_ctrl_c_ends_at_once(go: Go, monkeypatch: pytest.MonkeyPatch) -
     assert [fake.killed for fake in home.alive] == [True]
 
 
+def test_a_fault_lets_the_runs_save(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = FakeHome(looks=10_000)
+    seen: list[Fake] = []
+    home.started = seen.append
+    monkeypatch.setattr(Launch, "_look", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        go(home, jobs=2)
+    assert [(fake.stopped, fake.killed) for fake in seen] == [(True, False)] * 2
+
+
+def test_nobody_reads_any_more(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", broken)
+    assert {t.state for t in go(FakeHome(), quiet=False)} == {"done"}
+
+
+def test_nothing_is_written_where_ray_is_missing(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["bench", "quick", "--backend", "ray"]) == 2
+    assert "pip install 'kumite[distributed]'" in capsys.readouterr().err
+    assert not list(runs.iterdir())
+
+
 def test_one_launcher_at_a_time(go: Go) -> None:
     home = FakeHome()
 
@@ -316,7 +342,7 @@ MISTAKES = {
     "no environments": ("--algos ppo", "names no envs; for example: --envs CartPole-v1"),
     "a value": ("quick --ppo.lr fast", "lr: expected a number, got 'fast'"),
     "jobs": ("quick --jobs -1", "jobs: expected at least 0, got -1"),
-    "the parameter of one": ("quick --horizon 8", "only for ppo: --ppo.horizon"),
+    "the parameter of one": ("quick --horizon 8", "for ppo alone say --ppo.horizon"),
     "a backend": ("quick --backend slurm", "backend"),
     "two studies": ("quick readme", "readme"),
 }

@@ -56,6 +56,7 @@ def test_variants_are_named_and_may_be_for_some_only() -> None:
     assert clips["bench-tight"] == 0.1 != clips["bench-plain"]
 
 
+@pytest.mark.filterwarnings("ignore::kumite.lab.study.StudyWarning")
 def test_what_decides_a_number() -> None:
     """presets < parameters < variant < where, the last first < flags"""
     env = "CartPole-v1"
@@ -184,10 +185,15 @@ def test_refused(case: str) -> None:
 
 
 def test_a_parameter_of_one_algorithm_only_says_how() -> None:
-    with pytest.raises(UserError, match=r"unknown key 'horizon' \(for sac\); only for ppo: --ppo.horizon"):
+    with pytest.raises(UserError, match=r"sac: unknown key 'horizon'.*; for ppo alone say --ppo.horizon"):
         study.flags(SMALL, {"horizon": "8"}).jobs()
     horizons = {getattr(j.config, "horizon", None) for j in study.flags(SMALL, {"ppo.horizon": "8"}).jobs()}
     assert horizons == {8, None}
+
+
+def test_a_block_for_nobody_is_told() -> None:
+    with pytest.warns(study.StudyWarning, match=r"block for 'Hoper-\*' speaks of none of its runs"):
+        make({"algos": "ppo", "envs": "Hopper-v5", "where": [{"envs": "Hoper-*", "lr": 1}, {"envs": "Hop*", "lr": 1}]})
 
 
 # --- words ---------------------------------------------------------------------------------------------------------
