@@ -63,8 +63,10 @@ class Journal:
             file = optuna.storages.journal.JournalFileBackend(str(self.path), lock)
             storage = optuna.storages.JournalStorage(file)
             found = [x.study_name for x in optuna.get_all_study_summaries(storage)]
+            if not fresh and not found:
+                raise UserError(f"{self.path} is damaged: it holds no study; {ELSEWHERE}")
             if not fresh and found != ["kumite"]:
-                raise UserError(f"{self.path} belongs to another study ({', '.join(found) or 'none'}); {ELSEWHERE}")
+                raise UserError(f"{self.path} belongs to another study ({', '.join(found)}); {ELSEWHERE}")
             self.study = optuna.create_study(
                 storage=storage, study_name="kumite", direction="maximize", load_if_exists=True, pruner=self.pruner()
             )

@@ -48,12 +48,22 @@ def default(algo: str, base: Any, without: Iterable[str] = ()) -> Space:
     """
     text = (importlib.resources.files("kumite.lab") / "spaces.yaml").read_text(encoding="utf-8")
     blocks = c.parse_yaml(text, "spaces.yaml")
-    known = c.keys(c.run_type(algo))
-    block = blocks.get(algo.lower(), {key: said for key, said in blocks["*"].items() if key in known})
+    known, own = c.keys(c.run_type(algo)), c.config_class(algo)
+    alike = (block for name, block in blocks.items() if name != "*" and _has_all_of(own, name))
+    block = blocks.get(algo.lower()) or next(alike, blocks["*"])
+    block = {key: said for key, said in block.items() if key in known}
     if "horizon" in block:
         most = max(base.steps // base.num_envs // 10, 2 * min(block["horizon"]))
         block["horizon"] = [x for x in block["horizon"] if x <= most]
     return read(algo, {key: said for key, said in block.items() if key not in set(without)})
+
+
+def _has_all_of(own: type, name: str) -> bool:
+    """Are these settings those of the algorithm of that name, and perhaps more?"""
+    try:
+        return issubclass(own, c.config_class(name))
+    except (UserError, ImportError):  # it is not there
+        return False
 
 
 def load(path: str | Path) -> dict[str, Any]:

@@ -155,6 +155,7 @@ class Tuning(Launch):
                     self.journal.tell(trial, "PRUNED")
                     self.board.told(trial, f"pruned at {trial.share:.0%}, {shown(trial.last)}")
                     trial.tidy_up()
+            self._refill()
         super()._look()
 
     def _ended(self, task: Task, code: int) -> None:
