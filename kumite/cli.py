@@ -274,6 +274,7 @@ COMMANDS: dict[str, Command] = {
     "eval": Command(evaluate, "play episodes with a trained agent, print what they return"),
     "play": Command(play, "watch a trained agent"),
     "bench": Command("kumite.lab.bench:bench", "many algorithms x environments x seeds: kumite bench readme --jobs 2"),
+    "tune": Command("kumite.lab.tune:main", "search good numbers for an algorithm on an environment"),
     "algos": Command(algos, "list the algorithms"),
     "envs": Command(envs, "list the families of environments"),
     "presets": Command(presets, "list the presets, or show the values for one environment"),

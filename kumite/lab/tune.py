@@ -255,8 +255,8 @@ class Hunt:
         seeds = f"seed {s.seed}" if s.seeds == 1 else f"seeds {s.seed} to {s.seed + s.seeds - 1}"
         over = f"its last {NEWEST} evaluations" if s.score == "last" else "all its evaluations"
         source = (
-            f"kumite tune {s.algo} {s.env} ({self.folder}), {time.strftime('%Y-%m-%d')}: trial {result.trial}, the best"
-            f" of {total} ({words(result.trials)}) of {self.base.steps:,} steps, {seeds}; mean return"
+            f"tuned by kumite tune {s.algo} {s.env} ({self.folder}), {time.strftime('%Y-%m-%d')}: trial {result.trial},"
+            f" the best of {total} ({words(result.trials)}) of {self.base.steps:,} steps, {seeds}; mean return"
             f" {result.score:.5g} over {over}"
         )
         if result.untuned is not None:

@@ -99,7 +99,7 @@ def test_commands_parse(place: str, words: str, importable: Path, capsys: pytest
         assert made.run.startswith("runs/")
         return
     more = ["--help"] if given[0] == "train" and "--help" not in given else []
-    more += ["--dry-run"] if given[0] == "bench" else []
+    more += ["--dry-run"] if given[0] in ("bench", "tune") and "--dry-run" not in given else []
     code = main([*given, *more])
     out, err = capsys.readouterr()
     assert code == (2 if wrong else 0), err
