@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -67,9 +67,15 @@ def bench(words: list[str]) -> int:
     try:
         tasks = launch.run(study, args.jobs, args.retries, args.quiet, args.backend)
     except launch.Stopped as e:
+        told(e.tasks)
         again = f"go on with: kumite bench {shlex.quote(str(study.folder))}"
-        print(f"kumite: {e}, everything is saved; {again}", file=sys.stderr)
+        print(f"kumite: {e}, the runs are saved; {again}", file=sys.stderr)
         return 128 + e.signal
+    return told(tasks)
+
+
+def told(tasks: Sequence[launch.Task]) -> int:
+    """What failed, and the exit code."""
     failed = [t for t in tasks if t.state == "failed"]
     for task in failed:
         print(f"kumite: {task.job.label} failed: {task.error} (log: {task.log})", file=sys.stderr)

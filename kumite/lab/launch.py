@@ -29,6 +29,7 @@ from kumite.lab.table import View, view
 from kumite.runs import Stop
 
 POLL = 0.1  # seconds between two looks at the processes
+SAVED = (0, 130, 143)  # exit codes of a run that was told to end
 LOOK = 1.0  # seconds between two looks at the runs' files
 
 
@@ -60,11 +61,11 @@ class Task:
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ended the launch; its runs have saved."""
+    """A signal ended the launch; its runs have saved, but for those among `tasks` that failed."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, tasks: Sequence[Task] = ()) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
-        self.signal = number
+        self.signal, self.tasks = number, tasks
 
 
 def run(study: Study, jobs: int = 0, retries: int = 0, quiet: bool = True, backend: str = "local") -> list[Task]:
@@ -88,7 +89,7 @@ def run(study: Study, jobs: int = 0, retries: int = 0, quiet: bool = True, backe
         orphans(tasks, shown, stop)
         Launch(tasks, home, jobs, retries, shown, stop).run()
     if stop.signal is not None:
-        raise Stopped(stop.signal)
+        raise Stopped(stop.signal, tasks)
     return tasks
 
 
@@ -223,11 +224,11 @@ class Launch:
         if done:
             task.state = "done"
             self.shown.ended(task)
-        elif self.stop.signal is not None:
+        elif self.stop.signal is not None and code in SAVED:
             task.state = "stopped"
             self.shown.ended(task)
         else:
-            self._fail(task, reason(task.log, code), hopeless=code == 2)
+            self._fail(task, reason(task.log, code), hopeless=code == 2 or self.stop.signal is not None)
             if code == 2 and not task.job.folder.exists():
                 self._spare(task)
 

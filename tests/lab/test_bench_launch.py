@@ -182,6 +182,30 @@ def test_a_signal_lets_the_runs_save(go: Go, number: signal.Signals, capsys: pyt
     assert "stopping: 2 runs save and end" in capsys.readouterr().out
 
 
+def test_a_run_that_could_not_save_is_told(
+    go: Go, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = FakeHome(looks=10_000)
+
+    def stop(fake: Fake) -> None:
+        fake.looks, fake.code = 1, 143 if "--seed=0" in fake.words else 137
+
+    monkeypatch.setattr(Fake, "stop", stop)
+    home.started = lambda fake: signal.raise_signal(signal.SIGTERM) if len(home.alive) == 2 else None
+    with pytest.raises(Stopped) as end:
+        go(home, jobs=2, retries=3)
+    assert [t.state for t in end.value.tasks] == ["stopped", "failed", "waiting"]
+
+    def stopped(*_: Any) -> None:
+        raise end.value
+
+    monkeypatch.setattr(launch, "run", stopped)
+    assert main(["bench", "quick"]) == 143
+    failed, last = capsys.readouterr().err.splitlines()
+    assert "bench-s1 failed: killed by SIGKILL" in failed
+    assert last == "kumite: stopped by SIGTERM, the runs are saved; go on with: kumite bench runs/studies/quick"
+
+
 def test_a_second_ctrl_c_ends_at_once(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     home = FakeHome(looks=10_000)
     monkeypatch.setattr(Fake, "stop", lambda self: signal.raise_signal(signal.SIGINT))

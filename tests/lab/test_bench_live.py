@@ -132,7 +132,7 @@ def test_interrupted_and_seen_from_outside(runs: Path, capsys: pytest.CaptureFix
     assert process.returncode == 130
     assert json.loads((run / "manifest.json").read_text())["command"][:4] == ["kumite", "train", "ppo", "CartPole-v1"]
     assert "CartPole-v1 ppo long-s0: stopped at step" in out
-    assert err == "kumite: stopped by SIGINT, everything is saved; go on with: kumite bench runs/studies/long\n"
+    assert err == "kumite: stopped by SIGINT, the runs are saved; go on with: kumite bench runs/studies/long\n"
     assert not alive(runs.parent)
     assert (
         "interrupted; the last good checkpoint is"
