@@ -22,6 +22,20 @@ class Row:
     """The class's public name in Python: kumite.<title>."""
 
 
+SIMBA = {
+    "actor.encoder": "simba",
+    "actor.width": 128,
+    "actor.depth": 1,
+    "critic.encoder": "simba",
+    "critic.width": 512,
+    "critic.depth": 2,
+    "optimizer": "adamw",
+    "weight_decay": 1e-2,
+    "normalize_obs": True,
+    "obs_clip": 0.0,
+}
+"""Residual nets, decay of their weights, observations in units of their running deviation."""
+
 ROWS: dict[str, Row] = {
     "ppo": Row("kumite.algos.ppo:PPO", "Schulman et al. 2017, Proximal policy optimization algorithms", title="PPO"),
     "a2c": Row(
@@ -38,8 +52,28 @@ ROWS: dict[str, Row] = {
         },
         title="A2C",
     ),
+    "simba_ppo": Row(
+        "kumite.algos.ppo:PPO",
+        "Lee et al. 2024, SimBa: simplicity bias for scaling up parameters in deep reinforcement learning, with PPO",
+        SIMBA,
+        title="SimbaPPO",
+    ),
     "sac": Row(
         "kumite.algos.sac:SAC", "Haarnoja et al. 2018, Soft actor-critic algorithms and applications", title="SAC"
+    ),
+    "simba_sac": Row(
+        "kumite.algos.sac:SAC",
+        "Lee et al. 2024, SimBa: simplicity bias for scaling up parameters in deep reinforcement learning",
+        {
+            **SIMBA,
+            "lr": 1e-4,
+            "gamma": -1.0,
+            "alpha_init": 0.01,
+            "alpha_loss": "exp",
+            "target_entropy": -0.5,
+            "log_std_min": -10.0,
+        },
+        title="SimbaSAC",
     ),
 }
 
