@@ -3,12 +3,14 @@
     L = max(-A r, -A clip(r, 1 - eps, 1 + eps)) + value_coef (V - R)^2 / 2 - entropy_coef H,   r = pi(a|s) / mu(a|s)
 
 mu is the policy that acted; statistics of normalisers stand still between acting and updating, so r starts at 1.
+Instead of the first term, simple policy optimisation (SPO, Xie et al. 2024) has -(A r - |A| (r - 1)^2 / (2 eps)), which
+pulls back what the clip merely lets go; ASPO takes the clip for good actions (A >= 0) and SPO's term for bad ones.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -52,6 +54,8 @@ class PPOConfig(AlgoConfig):
     """Actor and critic share one net (the actor's) up to their heads."""
     lam: float = 0.95
     """GAE's lambda."""
+    objective: Literal["clip", "spo", "aspo"] = "clip"
+    """What keeps the ratio near 1: clip (PPO), spo (a quadratic penalty), aspo (clip for good actions, spo for bad)."""
     clip: float = 0.2
     """The ratio stays within 1 +- clip."""
     clip_schedule: str = "constant"
@@ -202,12 +206,7 @@ class PPO(Algorithm):
             policy, value = net(b)
             log_ratio = policy.log_prob(x["u"], b.action["d"]) - x["log_prob"]
             ratio = log_ratio.exp()
-            low, high = 1 - clip, 1 + clip
-            if cfg.smooth_clamp:
-                clipped = (4 * ((ratio - low) / (high - low) - 0.5)).sigmoid() * (high - low) + low
-            else:
-                clipped = ratio.clamp(low, high)
-            loss_pi = b.mean(torch.max(-advantage * ratio, -advantage * clipped))
+            loss_pi = -b.mean(self.surrogate(ratio, advantage, clip))
             error = (value - x["return"]).square()
             if cfg.clip_value:
                 near = x["value"] + (value - x["value"]).clamp(-cfg.clip_value, cfg.clip_value)
@@ -229,6 +228,20 @@ class PPO(Algorithm):
 
         loss, metrics = self.adam.descend(loss_fn)
         return Out({"train/loss": loss, **metrics, "train/learning_rate": self.adam.lr.clone()})
+
+    def surrogate(self, ratio: Tensor, advantage: Tensor, clip: Tensor) -> Tensor:
+        """What a row's policy is worth, as long as the ratio is near 1."""
+        low, high = 1 - clip, 1 + clip
+        if self.cfg.smooth_clamp:
+            clipped = (4 * ((ratio - low) / (high - low) - 0.5)).sigmoid() * (high - low) + low
+        else:
+            clipped = ratio.clamp(low, high)
+        clipping = torch.min(advantage * ratio, advantage * clipped)
+        if self.cfg.objective == "clip":
+            return clipping
+        penalty = advantage.abs() * (ratio - 1).square() / (2 * clip.clamp(min=1e-6))
+        spo = advantage * ratio - penalty
+        return spo if self.cfg.objective == "spo" else torch.where(advantage >= 0, clipping, spo)
 
     def steer_lr(self, moment: str, metrics: list[dict[str, Tensor]]) -> None:
         """Keep the divergence per update near its aim (on the device, no synchronisation)."""

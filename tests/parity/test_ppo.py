@@ -239,6 +239,47 @@ def test_roll_outs_get_cleanrls_advantages(lam: float) -> None:
     torch.testing.assert_close(b.extras["value"], value[:-1])
 
 
+# -- SPO and ASPO -----------------------------------------------------------------------------------------------------
+
+
+def row_by_row(objective: str, ratio: float, advantage: float, eps: float) -> float:
+    """Xie et al. 2024: A r - |A| (r - 1)^2 / (2 eps); ASPO keeps PPO's clip where A >= 0."""
+    if objective == "clip" or (objective == "aspo" and advantage >= 0):
+        return min(ratio * advantage, min(max(ratio, 1 - eps), 1 + eps) * advantage)
+    return ratio * advantage - abs(advantage) * (ratio - 1) ** 2 / (2 * eps)
+
+
+@kinds
+@pytest.mark.parametrize("objective", ["clip", "spo", "aspo"])
+def test_what_keeps_the_ratio_near_one(objective: str, action: ActionSpec) -> None:
+    algo = make(action, objective=objective, norm_adv="none")
+    plain, b = Plain(algo), minibatch(algo)
+    obs, taken, x = counted(b)
+    ratio = (plain.say(obs, taken)[0] - x["log_prob"]).exp().tolist()
+    values = [row_by_row(objective, r, a, 0.2) for r, a in zip(ratio, x["advantage"].tolist(), strict=True)]
+    out = algo.update(b, torch.tensor(0.2), torch.tensor(0.0))
+    expected = -sum(values) / len(values)
+    assert float(out.metrics["train/policy_gradient_loss"]) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("objective", "advantage", "slope"),
+    [("clip", 2.0, 0), ("spo", 2.0, 2 - 2 * 0.5 / 0.2), ("aspo", 2.0, 0), ("aspo", -2.0, -2 - 2 * 0.5 / 0.2)],
+)
+def test_spo_pulls_back_what_the_clip_lets_go(objective: str, advantage: float, slope: float) -> None:
+    """At r = 1.5: the derivative of the objective by r, A - |A| (r - 1) / eps, is 0 at r = 1 + eps for good actions."""
+    algo, ratio = make(CONTINUOUS, objective=objective), torch.tensor([1.5], requires_grad=True)
+    value = algo.surrogate(ratio, torch.tensor([advantage]), torch.tensor(0.2))
+    (found,) = torch.autograd.grad(value.sum(), ratio)
+    assert float(found) == pytest.approx(slope)
+
+
+def test_the_penalty_is_finite_when_the_clip_has_faded() -> None:
+    algo, ratio = make(CONTINUOUS, objective="spo"), torch.tensor([1.0, 1.01])
+    assert algo.surrogate(ratio, torch.tensor([1.0, -1.0]), torch.tensor(0.0)).isfinite().all()
+    assert algo.surrogate(ratio, torch.ones(2), torch.tensor(math.inf)).tolist() == pytest.approx([1, 1.01])
+
+
 # -- rl_games ---------------------------------------------------------------------------------------------------------
 
 
