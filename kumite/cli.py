@@ -274,6 +274,8 @@ COMMANDS: dict[str, Command] = {
     "eval": Command(evaluate, "play episodes with a trained agent, print what they return"),
     "play": Command(play, "watch a trained agent"),
     "bench": Command("kumite.lab.bench:bench", "many algorithms x environments x seeds: kumite bench readme --jobs 2"),
+    "plot": Command("kumite.lab.plot:main", "draw many runs: curves, or statistics over environments"),
+    "report": Command("kumite.lab.report:main", "one HTML page about many runs: tables, curves, settings, videos"),
     "tune": Command("kumite.lab.tune:main", "search good numbers for an algorithm on an environment"),
     "algos": Command(algos, "list the algorithms"),
     "envs": Command(envs, "list the families of environments"),

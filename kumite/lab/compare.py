@@ -104,6 +104,7 @@ def _nothing(records: Sequence[Record], y: str, axis: Axis) -> str:
         return f"{text}; {other}"
     known = sorted({name for r in records for name in r.metrics if name not in ("env_step", "time_s", MEAN_RETURN)})
     if y not in ("eval", "train") and known:
+        known = ["eval", "train", *known]
         return f"{text}{nearest(y, known)} (known: {', '.join(known[:12])}{', ...' if known[12:] else ''})"
     return f"{text} yet"
 

@@ -15,6 +15,8 @@ import pytest
 from kumite import cli
 from kumite.cli import main
 from kumite.flags import parse
+from kumite.lab.plot import Plot
+from kumite.lab.report import Report
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -97,6 +99,10 @@ def test_commands_parse(place: str, words: str, importable: Path, capsys: pytest
         kind = {"resume": cli.Resume, "eval": cli.Eval, "play": cli.Play}[given[0]]
         made, _ = parse(kind, given[1:], f"kumite {given[0]}")
         assert made.run.startswith("runs/")
+        return
+    if given[0] in ("plot", "report"):
+        kind = {"plot": Plot, "report": Report}[given[0]]
+        assert parse(kind, given[1:], f"kumite {given[0]}")[0].places
         return
     more = ["--help"] if given[0] == "train" and "--help" not in given else []
     more += ["--dry-run"] if given[0] in ("bench", "tune") and "--dry-run" not in given else []
