@@ -7,7 +7,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import combinations
 
 import numpy as np
 
@@ -208,11 +208,17 @@ def aggregates(
             label: stats.intervals(lambda s: stats.profile(s, taus), x, reps=min(reps, 2_000))
             for label, x in scores.items()
         },
-        {
-            (a, b): stats.interval(stats.improvement, scores[a], scores[b], reps=reps)
-            for a, b in permutations(labels, 2)
-        },
+        _better(scores, reps),
     )
+
+
+def _better(scores: Mapping[str, Sequence[Column]], reps: int) -> dict[tuple[str, str], Interval]:
+    """Both ways round; the one is what the other lacks to 1."""
+    found = {}
+    for a, b in combinations(scores, 2):
+        p = found[a, b] = stats.interval(stats.improvement, scores[a], scores[b], reps=reps)
+        found[b, a] = Interval(1 - p.value, 1 - p.high, 1 - p.low)
+    return found
 
 
 def _shared(groups: Groups, y: str) -> dict[str, dict[str, list[Curve]]]:

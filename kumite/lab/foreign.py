@@ -268,13 +268,13 @@ def _events(folder: Path, paths: Sequence[Path], hints: Hints) -> Iterator[Recor
     yield _make(folder, dialect.source, (*tables, _settings(texts)), hints)
 
 
-def event_tables(folder: Path) -> Tables:
+def event_tables(folder: Path) -> tuple[dict[str, Column], dict[str, Column], dict[str, Column]]:
     """kumite's own event files, for a run that kept no CSV."""
     try:
         tags, _, began = scalars(folder.glob(f"{EVENTS}*"))
     except (OSError, UserError):
         tags, began = {}, 0.0
-    return (*_tables(tags, Dialect("kumite", mean=MEAN_RETURN, evals="eval/mean_reward"), began), {})
+    return _tables(tags, Dialect("kumite", mean=MEAN_RETURN, evals="eval/mean_reward"), began)
 
 
 def _tables(

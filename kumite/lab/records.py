@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import fnmatch
+import functools
 import json
 import re
 import warnings
@@ -136,11 +137,15 @@ def read(path: Path) -> Record:
     config = dict(flat(settings))
     seed = config.get("seed", 0)
     seed = seed if isinstance(seed, int) else None
-    evals, metrics, episodes = (table(path / f"{name}.csv") for name in ("evals", "metrics", "episodes"))
-    if not (evals or metrics or episodes):
-        from kumite.lab import foreign
+    tables: tuple[Mapping[str, Column], ...]
+    files = [path / f"{name}.csv" for name in ("evals", "metrics", "episodes")]
+    if any(file.is_file() for file in files):
+        tables = tuple(Later(file) for file in files)
+    else:
+        from kumite.lab.foreign import event_tables
 
-        evals, metrics, episodes, _ = foreign.event_tables(path)
+        tables = event_tables(path)
+    evals, metrics, episodes = tables
     name = re.sub(rf"(^|-)s{seed}(-\d+)?$", "", path.name)  # a second run of this name has a number behind its seed
     name = name or str(config.get("name", ""))
     return Record(path, plain_env(env), algo, seed, name, "", "kumite", config, facts, evals, metrics, episodes)
@@ -159,6 +164,26 @@ def _facts(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return facts if isinstance(facts, dict) else {}
+
+
+class Later(Mapping[str, Column]):
+    """A CSV file that is read when somebody looks: most pictures need one of a run's three."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @functools.cached_property
+    def columns(self) -> dict[str, Column]:
+        return table(self.path)
+
+    def __getitem__(self, name: str) -> Column:
+        return self.columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
 
 
 def table(path: Path, ended: bool = True) -> dict[str, Column]:
