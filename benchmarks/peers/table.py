@@ -15,9 +15,10 @@ Written by `python -m benchmarks.peers`; the single measurements are in [peers.j
 Everybody does the same work: the same nets, batch sizes, update ratios and environments, as far as the libraries have
 them in common ([works.py](../peers/works.py) holds the numbers, [scripts](../peers/scripts) the words). Each run is a
 process of its own; within a repeat everybody runs once, in turns. Rates are environment steps per second after the
-warm-up that each work names, so compilation, imports and the filling of buffers are left out, except where the row says that
-everything counts. Peers run with one thread and with all; their better median counts. kumite runs without flags: it
-chooses itself. A ratio compares runs of the same repeat; figures are medians, in brackets the smallest and the largest.
+warm-up that each work names, so compilation, imports and the filling of buffers are left out, except where the row says
+that everything counts. Peers run with one thread and with all; their better median counts. kumite runs without flags:
+it chooses itself. A ratio compares runs of the same repeat; figures are medians, in brackets the smallest and the
+largest.
 """
 NOISY = 0.05  # others' share of the machine from which on a figure is called provisional
 

@@ -1,4 +1,4 @@
-"""The process in which a tracker's library lives: python -m kumite.sinks.relay wandb 30
+"""The process in which a tracker's library lives.
 
 Lines of JSON come in from the run (`tracker.py`), each naming a method of the file's `Backend`; what it returns, and
 what goes wrong, goes back as lines of JSON. When the run is gone the tracker has `patience` seconds to finish.
@@ -11,14 +11,14 @@ import importlib
 import json
 import os
 import signal
-import sys
 import threading
 from typing import Any
 
 CALLS = ("start", "log", "video", "checkpoint", "finish")
 
 
-def main(kind: str, patience: float) -> int:
+def main(kind: str, seconds: str) -> int:
+    patience = float(seconds)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "w", buffering=1)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -58,7 +58,3 @@ def leave(patience: float) -> None:
     timer = threading.Timer(patience, os._exit, (0,))
     timer.daemon = True
     timer.start()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], float(sys.argv[2])))

@@ -28,7 +28,7 @@ from kumite.errors import UserError, missing_extra
 from kumite.sinks.base import Sink
 from kumite.sinks.names import evaluated, style_of
 
-HOME = Path(__file__).parents[2]  # where `kumite` is imported from
+HOME = str(Path(__file__).parents[2])  # where `kumite` is imported from
 Message = dict[str, Any]
 
 
@@ -102,12 +102,9 @@ class Tracker(Sink):
         there = lambda: sorted((self.folder / "videos").glob("*.mp4"))
         if not there():
             words = ["eval", str(self.folder), "--video", "--episodes", "1", "--checkpoint", "last"]
-            code = "import sys; from kumite.cli import main; sys.exit(main(sys.argv[1:]))"
+            command = [sys.executable, *script("from kumite.cli import main; sys.exit(main(sys.argv[1:]))"), *words]
             with contextlib.suppress(subprocess.TimeoutExpired):
-                limit = max(60, self.patience)
-                subprocess.run(
-                    [sys.executable, "-c", code, *words], env=environment(), capture_output=True, timeout=limit
-                )
+                subprocess.run(command, capture_output=True, timeout=max(60, self.patience))
         if not there():
             raise TrackerError("there is no video of the agent, and none could be made", "video")
         return there()
@@ -198,12 +195,12 @@ class Relay:
     # -- in the thread ------------------------------------------------------------------------------------------------
 
     def _work(self, about: Message) -> None:
-        for mode in self.modes:
-            if self._begin(mode, about):
-                self._deliver()
-                break
-        else:
-            self.state = "gone"
+        try:
+            if any(self._begin(mode, about) for mode in self.modes):
+                return self._deliver()
+        except Exception as error:  # no process can be made, or nothing that can be sent
+            self._trouble(str(error) or type(error).__name__, "start")
+        self.state = "gone"
 
     def _begin(self, mode: str, about: Message) -> bool:
         """A process whose tracker has started: in `patience` seconds, and early enough to try what comes next."""
@@ -240,12 +237,17 @@ class Relay:
             except OSError:
                 log = subprocess.DEVNULL
             return subprocess.Popen(
-                [sys.executable, "-m", "kumite.sinks.relay", self.kind, str(self.patience)],
+                [
+                    sys.executable,
+                    "-P",
+                    *script("from kumite.sinks import relay; sys.exit(relay.main(*sys.argv[1:]))"),
+                    self.kind,
+                    str(self.patience),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 bufsize=0,
-                env=environment(),
                 start_new_session=True,  # Ctrl-C is the run's, and there is no terminal to ask for a password
             )
 
@@ -317,10 +319,9 @@ def check(kind: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     return ("offline",) if mode == "offline" else ("online", "offline")
 
 
-def environment() -> dict[str, str]:
-    """The child finds the kumite that runs here."""
-    places = [str(HOME), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+def script(text: str) -> tuple[str, str]:
+    """Python that finds the kumite that runs here, and shadows nothing with its neighbours."""
+    return "-c", f"import sys; sys.path.append({HOME!r}); {text}"
 
 
 def without_secrets(value: Any, name: str = "") -> Any:

@@ -164,7 +164,15 @@ def test_wrong_values_are_refused_by_name(key: str, value: Any, expected: str) -
 
 @pytest.mark.parametrize(
     ("limit", "repeat", "gamma"),
-    [(1000, 1, 0.995), (1000, 2, 0.99), (500, 1, 0.99), (200, 2, 0.95), (50, 1, 0.95), (10_000, 1, 0.995), (0, 1, 0.99)],
+    [
+        (1000, 1, 0.995),
+        (1000, 2, 0.99),
+        (500, 1, 0.99),
+        (200, 2, 0.95),
+        (50, 1, 0.95),
+        (10_000, 1, 0.995),
+        (0, 1, 0.99),
+    ],
 )
 def test_a_discount_by_the_time_limit(limit: int, repeat: int, gamma: float) -> None:
     """Simba's rule over decisions: L / 5 - 1 of L / 5, within .95 and .995; no limit, no reason to leave 0.99."""
