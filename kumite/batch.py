@@ -37,6 +37,8 @@ class Batch(NamedTuple):
     """With memory: rows of obs that begin an episode (the state is forgotten there)."""
     extras: dict[str, Tensor]
     burn_in: int = 0
+    steps: Any = None
+    """Where asked for: every step that the rewards are of, as a Batch of single steps, [n, B] or [T + n - 1, B]."""
 
     def mean(self, x: Tensor) -> Tensor:
         """The one reduction: over rows that count, importance-weighted; leading ensemble dims are summed."""
@@ -67,10 +69,10 @@ def fold(reward: Tensor, terminated: Tensor, over: Tensor, n: int, gamma: float)
     return total, discount, hop
 
 
-def transitions(stream: Stream, row: Tensor, slot: Tensor, n: int, gamma: float) -> Batch:
-    """One n-step transition per (row, slot): [B]."""
-    ahead = row + torch.arange(1, n + 1, device=row.device)[:, None]  # what arrived: [n, B]
-    at = slot.expand(n, -1)
+def transitions(stream: Stream, row: Tensor, slot: Tensor, n: int, gamma: float, steps: bool = False) -> Batch:
+    """One n-step transition per (row, slot): [B], or whatever shape these have."""
+    t = torch.arange(n, device=row.device).view(n, *[1] * row.dim())
+    ahead, at = row + t + 1, slot.expand(n, *slot.shape)  # what arrived: [n, B]
     terminated, truncated = stream.read("terminated", ahead, at), stream.read("truncated", ahead, at)
     reward, discount, hop = fold(stream.read("reward", ahead, at), terminated, terminated | truncated, n, gamma)
     mask = (~stream.over(row, slot)).float()
@@ -86,10 +88,13 @@ def transitions(stream: Stream, row: Tensor, slot: Tensor, n: int, gamma: float)
         core={},
         first=mask,
         extras=stream.group("extras", row, slot),
+        steps=transitions(stream, row + t, at, 1, gamma) if steps else None,
     )
 
 
-def sequences(stream: Stream, row: Tensor, slot: Tensor, length: int, burn_in: int, n: int, gamma: float) -> Batch:
+def sequences(
+    stream: Stream, row: Tensor, slot: Tensor, length: int, burn_in: int, n: int, gamma: float, steps: bool = False
+) -> Batch:
     """Windows that start at (row, slot): burn_in rows that only refresh the state, then `length` to learn from."""
     span = burn_in + length
     t = torch.arange(span + n, device=row.device)[:, None]
@@ -97,9 +102,10 @@ def sequences(stream: Stream, row: Tensor, slot: Tensor, length: int, burn_in: i
     learn, at = rows[burn_in:span], slots[burn_in:span]
     ahead, at_ahead = rows[burn_in + 1 :], slots[burn_in + 1 :]
     terminated, truncated = stream.read("terminated", ahead, at_ahead), stream.read("truncated", ahead, at_ahead)
-    reward, discount, hop = fold(stream.read("reward", ahead, at_ahead), terminated, terminated | truncated, n, gamma)
+    each = stream.read("reward", ahead, at_ahead)
+    reward, discount, hop = fold(each, terminated, terminated | truncated, n, gamma)
     mask = (~stream.over(learn, at)).float()
-    return Batch(
+    b = Batch(
         obs=stream.group("obs", rows, slots),
         next_obs={},
         action=stream.group("action", learn, at),
@@ -113,6 +119,21 @@ def sequences(stream: Stream, row: Tensor, slot: Tensor, length: int, burn_in: i
         extras=stream.group("extras", learn, at),
         burn_in=burn_in,
     )
+    if not steps:
+        return b
+    now, at = rows[burn_in:-1], slots[burn_in:-1]
+    mask = (~stream.over(now, at)).float()
+    _, discount, hop = fold(each, terminated, terminated | truncated, 1, gamma)
+    single = b._replace(
+        action=stream.group("action", now, at),
+        reward=each,
+        discount=discount,
+        hop=hop,
+        mask=mask,
+        weight=torch.ones_like(mask),
+        extras=stream.group("extras", now, at),
+    )
+    return b._replace(steps=single)
 
 
 def rollout(stream: Stream, count: int, length: int | None) -> Batch:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -53,6 +55,37 @@ def vtrace(
         running = delta[t] + keep[t] * running
         target[t] = running
     return target + value[:-1]
+
+
+def corrected(
+    reward: Tensor, discount: Tensor, value: Tensor, baseline: Tensor, mask: Tensor, rho: Tensor, c: Tensor
+) -> Tensor:
+    """n-step targets of Q(s_0, a_0) from steps of another policy. All [n, ...]; row i is the step from s_i to s_{i+1}.
+
+        y = r_0 + g_0 (V_1 + A_1),     A_i = rho_i (r_i + g_i V_{i+1} - B_i) + g_i c_i A_{i+1},     A_n = 0
+
+    discount: g, 0 after a termination; value: V_{i+1}; mask: 0 at void rows, which end the window; ratio: pi / mu.
+
+        V-trace   B_i = V_i,          rho = min(rho_max, ratio), c = lam min(c_max, ratio); on policy the n-step return
+        Retrace   B_i = Q(s_i, a_i),  rho = c = lam min(1, ratio)          (Munos et al. 2016)
+
+    The first action is given, so its ratio and baseline do not matter.
+    """
+    ahead = torch.zeros_like(value[0])
+    for i in range(reward.shape[0] - 1, 0, -1):
+        ahead = rho[i] * (reward[i] + discount[i] * value[i] - baseline[i]) + discount[i] * c[i] * ahead
+        ahead = torch.where(mask[i] > 0, ahead, 0.0)
+    return reward[0] + discount[0] * (value[0] + ahead)
+
+
+def at_most(limit: float, log_ratio: Tensor) -> Tensor:
+    """min(limit, ratio), which cannot overflow."""
+    return log_ratio.clamp(max=math.log(limit)).exp() if limit > 0 else torch.zeros_like(log_ratio)
+
+
+def windows(x: Tensor, n: int) -> Tensor:
+    """The n rows from each row on: [T + n - 1, ...] -> [n, T, ...]."""
+    return x.unfold(0, n, 1).movedim(-1, 0)
 
 
 def discounted(reward: Tensor, over: Tensor, start: Tensor, gamma: float) -> Tensor:

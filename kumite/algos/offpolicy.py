@@ -67,6 +67,8 @@ class OffPolicyConfig(AlgoConfig):
 class OffPolicy(Algorithm):
     Config = OffPolicyConfig
     cfg: OffPolicyConfig
+    single_steps = False
+    """Batches bring every step of their windows (Batch.steps)."""
 
     def __init__(self, obs_space: dict[str, Spec], action: ActionSpec, slots: int, cfg: OffPolicyConfig) -> None:
         super().__init__(obs_space, action, slots, cfg)
@@ -135,9 +137,9 @@ class OffPolicy(Algorithm):
         cfg = self.cfg
         drawn = self.sampler.draw(stream, max(1, cfg.batch_size // (self.span or 1)), share)
         if self.span:
-            b = sequences(stream, drawn.row, drawn.slot, self.span, cfg.burn_in, cfg.n_step, cfg.gamma)
+            b = sequences(stream, *drawn[:2], self.span, cfg.burn_in, cfg.n_step, cfg.gamma, self.single_steps)
         else:
-            b = transitions(stream, drawn.row, drawn.slot, cfg.n_step, cfg.gamma)
+            b = transitions(stream, *drawn[:2], cfg.n_step, cfg.gamma, self.single_steps)
         return drawn, b if drawn.weight is None else b._replace(weight=drawn.weight.expand_as(b.mask))
 
     # -- learning -----------------------------------------------------------------------------------------------------
@@ -168,7 +170,9 @@ class OffPolicy(Algorithm):
     def prepared(self, b: Batch) -> Batch:
         """Replay holds what the environment said; normalised by the statistics of this moment."""
         b = self.norm.batch(b)
-        return b._replace(reward=self.reward_norm(b.reward)) if self.cfg.normalize_reward else b
+        if self.cfg.normalize_reward:
+            b = b._replace(reward=self.reward_norm(b.reward))
+        return b if b.steps is None else b._replace(steps=self.prepared(b.steps))
 
     def lowest(self, q: Tensor) -> Tensor:
         """Minimum over the ensemble, or over a random part of it: [E, ...] -> [...]."""

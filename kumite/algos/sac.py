@@ -8,9 +8,10 @@ Q(s, c, d) = sum_i Q_i(s, c, d_i), so the expectation stays linear.
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,10 @@ from kumite.algos.offpolicy import OffPolicy, OffPolicyConfig
 from kumite.batch import Batch
 from kumite.errors import UserError
 from kumite.nn.adam import Adam, polyak_
-from kumite.nn.dists import Policy, Sample, pick
+from kumite.nn.dists import Branches, Policy, Sample, pick
 from kumite.nn.models import ActionValue, Actor, PolicyHead
 from kumite.nn.torso import make_torso
+from kumite.returns import at_most, corrected, windows
 from kumite.tree import Tree
 from kumite.types import Act, ActionSpec, Out, Spec
 
@@ -48,6 +50,14 @@ class SACConfig(OffPolicyConfig):
     """Lower end of the policy's log deviation."""
     log_std_max: float = 2.0
     """Upper end of the policy's log deviation."""
+    correction: Literal["none", "vtrace", "retrace"] = "none"
+    """n-step targets weigh the steps of older policies by how likely today's would take them."""
+    trace_lam: float = 1.0
+    """Those weights fade by this factor per step."""
+    trace_rho: float = 1.0
+    """vtrace: largest weight of a step's own error."""
+    trace_c: float = 1.0
+    """vtrace: largest weight that a step hands on to the later ones."""
 
 
 class Temperature(nn.Module):
@@ -69,6 +79,9 @@ class SAC(OffPolicy):
         super().__init__(obs_space, action, slots, cfg)
         if not action.bounded:
             raise UserError("SAC squashes its actions into finite limits and this action space has none; PPO can do it")
+        self.single_steps = cfg.correction != "none"
+        if self.single_steps and cfg.n_step == 1:
+            raise UserError(f"--correction {cfg.correction} weighs the steps after the first; give --n-step 2 or more")
         torso = make_torso(obs_space, cfg.actor, cfg.chunk)
         log_std = (cfg.log_std_min, cfg.log_std_max)
         self.actor = Actor(torso, PolicyHead(torso.size, action, True, log_std=log_std, net=cfg.actor))
@@ -89,7 +102,22 @@ class SAC(OffPolicy):
         if not explore:
             return Act(policy.mode(), core)
         new = policy.sample()
-        return Act({"c": new.c, "d": new.d}, core)
+        said = {"u": new.u, "log_prob": policy.log_prob(new.u, new.d)} if self.single_steps else {}
+        return Act({"c": new.c, "d": new.d}, core, said)
+
+    def explore(self, obs: dict[str, Tensor], core: Tree, env_step: int, total: int, slot: Tensor | None) -> Act:
+        act = super().explore(obs, core, env_step, total, slot)
+        if self.single_steps and env_step < self.cfg.warmup:
+            return act._replace(extras=self.at_random(act.action, obs.get("mask")))
+        return act
+
+    def at_random(self, action: dict[str, Tensor], mask: Tensor | None) -> dict[str, Tensor]:
+        """What a uniform action leaves behind: it has density 2^-C, and each legal choice the same probability."""
+        even = torch.zeros(action["c"].shape[0], max(1, sum(self.action.branches)), device=action["c"].device)
+        log_prob = Branches.of(even, self.action.branches, mask).log_prob(action["d"])
+        inside = 1 - 1e-6  # where tanh can still be inverted
+        u = action["c"].clamp(-inside, inside).atanh()
+        return {"u": u, "log_prob": log_prob - math.log(2) * self.action.continuous}
 
     def choices(self) -> tuple[int]:
         """How often the actor moves in this update."""
@@ -101,11 +129,7 @@ class SAC(OffPolicy):
         for_actor, for_critic = b.of("actor"), b.of("critic")
         alpha = self.temperature().exp()
 
-        policy = self.actor.next(for_actor)
-        new = policy.sample()
-        y = b.reward + b.discount * self.soft_value(
-            self.lowest(self.target.next(for_critic, new.c)), policy, new, alpha
-        )
+        y = self.targets(b, alpha)
 
         def critic_loss(critic: Any) -> tuple[Tensor, Tensor]:
             q = pick(critic(for_critic, b.action["c"]), b.action["d"], self.action.branches)  # [E, *]
@@ -134,6 +158,25 @@ class SAC(OffPolicy):
             }
         polyak_(self.target, self.critic, self.cfg.tau)
         return Out(metrics, (q - y).abs().mean(0))
+
+    def targets(self, b: Batch, alpha: Tensor) -> Tensor:
+        steps = b if b.steps is None else b.steps
+        for_actor, for_critic = steps.of("actor"), steps.of("critic")
+        policy = self.actor.next(for_actor)
+        new = policy.sample()
+        value = self.soft_value(self.lowest(self.target.next(for_critic, new.c)), policy, new, alpha)
+        if b.steps is None:
+            return b.reward + b.discount * value
+        cfg, done = self.cfg, steps.action
+        log_ratio = self.actor(for_actor).log_prob(steps.extras["u"], done["d"]) - steps.extras["log_prob"]
+        if cfg.correction == "vtrace":
+            baseline = torch.cat([value[:1], value[:-1]])
+            rho, c = at_most(cfg.trace_rho, log_ratio), cfg.trace_lam * at_most(cfg.trace_c, log_ratio)
+        else:
+            baseline = self.lowest(pick(self.target(for_critic, done["c"]), done["d"], self.action.branches))
+            rho = c = cfg.trace_lam * at_most(1.0, log_ratio)
+        rows = (steps.reward, steps.discount, value, baseline, steps.mask, rho, c)
+        return corrected(*(windows(x, cfg.n_step) for x in rows) if self.span else rows)
 
     def soft_value(self, q: Tensor, policy: Policy, new: Sample, alpha: Tensor) -> Tensor:
         entropy_bonus = policy.d.weights(alpha[1:]) * policy.d.log_p

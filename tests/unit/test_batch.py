@@ -127,6 +127,41 @@ def test_sequences_are_the_log(case: Case, length: int, burn_in: int, n: int) ->
 
 
 @given(cases(events=40), st.integers(1, 3))
+def test_every_step_of_a_window_by_itself(case: Case, n: int) -> None:
+    recorded = Recorded(case).play(case.events)
+    row, slot = recorded.every_readable(n)
+    if not len(row):
+        return
+    whole = transitions(recorded.stream, row, slot, n, 0.5, steps=True)
+    where = [(r + t, s) for t in range(n) for r, s in zip(row.tolist(), slot.tolist(), strict=True)]
+    check_steps(recorded, whole.steps, where, 1, 0.5)
+    assert whole.steps.mask.shape == (n, len(row))
+    assert whole.steps.obs["obs"].flatten(0, 1).tolist() == [recorded.stacked(s, r) for r, s in where]
+    assert whole.steps.next_obs["obs"].flatten(0, 1).tolist() == [recorded.stacked(s, r + 1) for r, s in where]
+    plain = transitions(recorded.stream, row, slot, n, 0.5)
+    assert plain.steps is None
+    assert torch.equal(plain.reward, whole.reward)
+
+
+@given(cases(events=40), st.integers(1, 3), st.integers(0, 2), st.integers(1, 3))
+def test_every_step_of_a_sequence_by_itself(case: Case, length: int, burn_in: int, n: int) -> None:
+    recorded = Recorded(case).play(case.events)
+    row, slot = recorded.every_readable(burn_in + length + n - 1)
+    keeps = row % case.core_every == 0
+    row, slot = row[keeps], slot[keeps]
+    if not len(row):
+        return
+    b = sequences(recorded.stream, row, slot, length, burn_in, n, 0.5, steps=True)
+    where = list(zip(row.tolist(), slot.tolist(), strict=True))
+    check_steps(
+        recorded, b.steps, [(r + t, s) for t in range(burn_in, burn_in + length + n - 1) for r, s in where], 1, 0.5
+    )
+    assert (b.steps.burn_in, b.steps.steps) == (burn_in, None)
+    assert b.steps.obs is b.obs
+    assert b.steps.first is b.first
+
+
+@given(cases(events=40), st.integers(1, 3))
 def test_rollouts_are_the_log(case: Case, chunks: int) -> None:
     length = case.core_every
     count = chunks * length

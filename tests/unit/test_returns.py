@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kumite.returns import discounted, gae, lambda_return, squash, unsquash, vtrace
+from kumite.returns import at_most, corrected, discounted, gae, lambda_return, squash, unsquash, vtrace, windows
 
 
 class Case(NamedTuple):
@@ -104,6 +104,63 @@ def test_vtrace_on_policy_is_the_lambda_return(x: Case) -> None:
         vtrace(x.reward, x.value, x.terminated, x.over, same, x.gamma, x.lam),
         lambda_return(x.reward, x.value, x.terminated, x.over, x.gamma, x.lam),
     )
+
+
+def first_window(x: Case) -> dict[str, Tensor]:
+    """A case as `corrected` takes it: the last row of each window is the last one seen."""
+    mask = torch.cat([torch.ones_like(x.reward[:1]), (~x.over[:-1]).double()])
+    return {"reward": x.reward, "discount": x.gamma * ~x.terminated, "value": x.value[1:], "mask": mask}
+
+
+@given(cases(), st.sampled_from([0.5, 1.0, 3.0]), st.sampled_from([0.0, 0.5, 2.0]))
+def test_vtrace_corrects_what_follows_the_first_action(x: Case, rho_max: float, c_max: float) -> None:
+    """y = r_0 + gamma v_1, v_1 by the definition of V-trace from the second row on."""
+    w = first_window(x)
+    baseline = x.value[:-1].clone()
+    baseline[0] = math.nan  # of no importance, as the first ratio
+    rho, c = at_most(rho_max, x.log_ratio), x.lam * at_most(c_max, x.log_ratio)
+    rho[0] = c[0] = math.nan
+    target = corrected(**w, baseline=baseline, rho=rho, c=c)
+    v = x.value if x.reward.shape[0] == 1 else x.value.clone()
+    if x.reward.shape[0] > 1:
+        rest = (x.reward[1:], x.value[1:], x.terminated[1:], x.over[1:], x.log_ratio[1:])
+        v[1] = vtrace(*rest, x.gamma, x.lam, rho_max, c_max)[0]
+    follows = torch.where(x.over[0], x.value[1], v[1])  # beyond a time limit there is nothing to correct
+    torch.testing.assert_close(target, x.reward[0] + x.gamma * ~x.terminated[0] * follows)
+
+
+@given(cases())
+def test_vtrace_on_policy_is_the_n_step_return(x: Case) -> None:
+    w, one = first_window(x), torch.ones_like(x.reward)
+    target = corrected(**w, baseline=x.value[:-1], rho=one, c=one)
+    for n in range(x.reward.shape[1]):
+        assert float(target[n]) == pytest.approx(k_step_return(x, 0, n, last_of_episode(x.over, 0, n)), abs=1e-9)
+
+
+@given(cases(), st.integers(0, 1000))
+def test_retrace_is_its_definition(x: Case, seed: int) -> None:
+    """Q_0 + sum_t gamma^t (prod_{1..t} c) (r_t + gamma V_{t+1} - Q_t)."""
+    q = torch.randn(x.reward.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    c = x.lam * at_most(1.0, x.log_ratio)
+    target = corrected(**first_window(x), baseline=q, rho=c, c=c)
+    for n in range(x.reward.shape[1]):
+        total, trace = float(q[0, n]), 1.0
+        for t in range(last_of_episode(x.over, 0, n) + 1):
+            trace *= x.lam * min(1.0, math.exp(x.log_ratio[t, n])) if t else 1.0
+            follows = 0.0 if x.terminated[t, n] else float(x.value[t + 1, n])
+            total += x.gamma**t * trace * (float(x.reward[t, n]) + x.gamma * follows - float(q[t, n]))
+        assert float(target[n]) == pytest.approx(total, abs=1e-9)
+
+
+def test_ratios_without_end_stay_finite() -> None:
+    huge = torch.tensor([[0.0], [1e6], [-1e6]])
+    assert at_most(2.0, huge)[:, 0].tolist() == [1.0, 2.0, 0.0]
+    assert at_most(0.0, huge).tolist() == [[0.0]] * 3
+
+
+def test_windows_are_neighbouring_rows() -> None:
+    x = torch.arange(10).view(5, 2)
+    assert torch.equal(windows(x, 3), torch.stack([x[0:3], x[1:4], x[2:5]]).transpose(0, 1))
 
 
 @given(cases())
