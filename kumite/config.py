@@ -195,7 +195,7 @@ def resolve(
 
 
 def from_file(algo: str, env_name: str, values: Mapping[str, Any]) -> list[Layer]:
-    """What a file says: keys and values, or blocks for environments as in presets (`kumite tune` writes such a file)."""
+    """What a file says: keys and values, or blocks for environments as in presets (`kumite tune` writes such ones)."""
     if not values or not all(isinstance(v, Mapping) and "source" in v for v in values.values()):
         return [Layer("file", {k: v for k, v in values.items() if k not in ("algo", "env_id")})]
     blocks = [_block(algo, str(pattern), block) for pattern, block in values.items()]
@@ -522,6 +522,17 @@ LIMITS: dict[str, tuple[float, float]] = {
     "priority_clip": (0, math.inf),
     "priority_mix": (0, 1),
     "policy_delay": (1, math.inf),
+    "trace_lam": (0, 1),
+    "trace_rho": (0, math.inf),
+    "trace_c": (0, math.inf),
+    "target_noise": (0, math.inf),
+    "target_clip": (0, math.inf),
+    "std": (0, math.inf),
+    "std_end": (0, math.inf),
+    "share": (0, 1),
+    "floor": (0, math.inf),
+    "theta": (0, 1),
+    "uniform": (0, 1),
     "chunk": (1, math.inf),
     "burn_in": (0, math.inf),
     "width": (1, math.inf),

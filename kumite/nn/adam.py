@@ -28,6 +28,7 @@ class Adam(nn.Module):
         super().__init__()
         self.__dict__["net"] = net  # not a child: its parameters belong to the algorithm
         self.start_lr, self.eps, self.weight_decay, self.clip, self.betas = lr, eps, weight_decay, clip, betas
+        self.__dict__["norms"] = [m for m in net.modules() if hasattr(m, "settle_")]  # with statistics of the batch
         self.__dict__["projected"] = [m for m in net.modules() if hasattr(m, "project_")]  # weights on a sphere
         net.requires_grad_(False)
         self.names = [name for name, _ in net.named_parameters()]
@@ -45,21 +46,40 @@ class Adam(nn.Module):
         net: nn.Module = self.__dict__["net"]
         params = dict(net.named_parameters())
         if torch.compiler.is_compiling():
-            wrapped = lambda p: loss_fn(lambda *x: functional_call(net, p, x))
-            grads, (loss, aux) = grad_and_value(wrapped, has_aux=True)(params)
+            wrapped = lambda p: self.learning(loss_fn, lambda *x: functional_call(net, p, x))
+            grads, (loss, (aux, seen)) = grad_and_value(wrapped, has_aux=True)(params)
             self.step_(list(params.values()), [grads[name] for name in params])
+            self.settle_(seen)
             return loss, aux
         net.requires_grad_(True)
         try:
             with torch.enable_grad():
-                loss, aux = loss_fn(net)
+                loss, (aux, seen) = self.learning(loss_fn, net)
             found = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
         finally:
             net.requires_grad_(False)
         filled = [torch.zeros_like(p) if g is None else g for p, g in zip(params.values(), found, strict=True)]
         with torch.no_grad():
             self.step_(list(params.values()), filled)
+            self.settle_(seen)
         return loss.detach(), _detach(aux)
+
+    def learning(self, loss_fn: Callable[[Any], tuple[Tensor, Any]], net: Any) -> tuple[Tensor, tuple[Any, list[Any]]]:
+        """The loss, its aux, and what the net's batch norms have seen of the batch."""
+        norms = self.__dict__["norms"]
+        for norm in norms:
+            norm.learning = True
+        try:
+            loss, aux = loss_fn(net)
+            return loss, (aux, [norm.seen for norm in norms])
+        finally:
+            for norm in norms:
+                norm.learning, norm.seen = False, None
+
+    def settle_(self, seen: list[Any]) -> None:
+        for norm, statistics in zip(self.__dict__["norms"], seen, strict=True):
+            if statistics is not None:
+                norm.settle_(*statistics)
 
     def step_(self, params: list[Tensor], grads: list[Tensor]) -> None:
         m = [getattr(self, f"m{i}") for i in range(len(params))]
@@ -97,5 +117,7 @@ def _detach(aux: Any) -> Any:
 
 
 def polyak_(target: nn.Module, source: nn.Module, tau: float) -> None:
-    """target <- target + tau (source - target); tau 1 copies."""
+    """target <- target + tau (source - target); tau 1 copies. Buffers, such as running statistics, are copied."""
     torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), tau)
+    for theirs, mine in zip(target.buffers(), source.buffers(), strict=True):
+        theirs.copy_(mine)

@@ -24,7 +24,9 @@ class Net:
     activation: str = "relu"
     """relu | tanh | elu | gelu | silu | mish | selu | leaky_relu | softplus | sigmoid."""
     norm: str = "none"
-    """none | layer | rms: normalisation after each hidden linear layer."""
+    """none | layer | rms, after each hidden linear layer; renorm (batch renormalisation), around all of them."""
+    dropout: float = 0.0
+    """Share of a hidden layer's units that are left out while learning."""
     memory: str = "none"
     """none | lstm | gru | rnn."""
     memory_width: int = 256

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kumite.errors import UserError, nearest
 from kumite.nn.config import Net
-from kumite.nn.layers import Spread, activation, linear, norm, orthogonal_
+from kumite.nn.layers import BatchRenorm, Spread, activation, linear, norm, orthogonal_
 from kumite.nn.simba import Simba, SimbaV2, UnitHead
 from kumite.types import Spec
 
@@ -125,20 +125,28 @@ class Sensors(nn.Module):
 
 
 class Hidden(nn.Module):
-    """The hidden layers; an ensemble runs them as batched products; d2rl feeds the input to every layer."""
+    """The hidden layers; an ensemble runs them as batched products; d2rl feeds the input to every layer.
+
+    linear, dropout, norm, activation; but renorm stands before the first layer and behind each activation (CrossQ).
+    """
 
     def __init__(self, size_in: int, net: Net, members: int = 0) -> None:
         super().__init__()
         sizes = net.layers or (net.width,) * net.depth
         self.dense = net.encoder == "d2rl"
         self.spread = Spread(members) if members else nn.Identity()
-        self.layers = nn.ModuleList()
+        self.layers, self.norms = nn.ModuleList(), nn.ModuleList()
+        renorm = net.norm == "renorm"
+        if renorm:
+            self.norms.append(BatchRenorm(size_in, members))
         size = size_in
         for i, out in enumerate(sizes):
             enter = size + size_in if self.dense and i > 0 else size
-            self.layers.append(
-                nn.Sequential(linear(enter, out, members), *norm(net.norm, out, members), activation(net.activation))
-            )
+            drop = [nn.Dropout(net.dropout)] if net.dropout else []
+            between = [] if renorm else norm(net.norm, out, members)
+            self.layers.append(nn.Sequential(linear(enter, out, members), *drop, *between, activation(net.activation)))
+            if renorm:
+                self.norms.append(BatchRenorm(out, members))
             size = out
         self.size = size
         if net.init == "orthogonal":
@@ -146,11 +154,16 @@ class Hidden(nn.Module):
         elif net.init != "uniform":
             raise UserError(f"unknown init '{net.init}' (known: uniform, orthogonal)")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """`mask`: the rows that count, for statistics of the batch."""
         x = self.spread(x)
+        if self.norms:
+            x = self.norms[0](x, mask)
         y = x
         for i, layer in enumerate(self.layers):
             y = layer(torch.cat([y, x], -1) if self.dense and i > 0 else y)
+            if self.norms:
+                y = self.norms[i + 1](y, mask)
         return y
 
 

@@ -69,6 +69,57 @@ class EnsembleNorm(nn.Module):
         return nn.functional.layer_norm(x, x.shape[-1:]) * self.weight.view(shape) + self.bias.view(shape)
 
 
+class BatchRenorm(nn.Module):
+    """Batch renormalisation (Ioffe 2017): (x - mean) / deviation * r + d, of each feature over the rows that count.
+
+    While its net learns (inside `Adam.descend`) mean and deviation are the batch's, and r and d, held constant, pull
+    them back towards the running ones; the first WARMUP times r = 1 and d = 0, plain batch normalisation. Otherwise
+    they are the running ones. The batch's statistics enter those in `settle_`, behind the step.
+    """
+
+    WARMUP, KEEP, EPS, R_MAX, D_MAX = 100_000, 0.99, 1e-3, 3.0, 5.0
+
+    def __init__(self, size: int, members: int = 0) -> None:
+        super().__init__()
+        shape = (members, size) if members else (size,)
+        self.learning = False
+        self.seen: tuple[Tensor, Tensor] | None = None
+        self.weight, self.bias = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+        self.register_buffer("running_mean", torch.zeros(shape))
+        self.register_buffer("running_var", torch.ones(shape))
+        self.register_buffer("times", torch.zeros(()))  # float32: see Adam's step count
+        self.running_mean: Tensor
+        self.running_var: Tensor
+        self.times: Tensor
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """x: [*, F], or [E, *, F] for members; mask: [*], the rows that count."""
+        members = self.weight.shape[0] if self.weight.dim() == 2 else 0
+        rows = x.reshape(max(members, 1), -1, x.shape[-1])  # [E, M, F]
+        mean, deviation = self.running_mean, (self.running_var + self.EPS).sqrt()
+        r, d = torch.ones_like(mean), torch.zeros_like(mean)
+        if self.learning:
+            weight = rows.new_ones(1, rows.shape[1], 1) if mask is None else mask.reshape(1, -1, 1)
+            share = weight / weight.sum().clamp(min=1.0)
+            own = (rows * share).sum(1)
+            var = ((rows - own[:, None]).square() * share).sum(1)
+            own, var = own.view(mean.shape), var.view(mean.shape)
+            self.seen = own.detach(), var.detach()
+            own_deviation = (var + self.EPS).sqrt()
+            warm = self.times >= self.WARMUP
+            r = torch.where(warm, (own_deviation / deviation).clamp(1 / self.R_MAX, self.R_MAX), r).detach()
+            d = torch.where(warm, ((own - mean) / deviation).clamp(-self.D_MAX, self.D_MAX), d).detach()
+            mean, deviation = own, own_deviation
+        scale = self.weight * r / deviation
+        shift = self.bias + self.weight * (d - r * mean / deviation)
+        return torch.addcmul(shift.view(max(members, 1), 1, -1), rows, scale.view(max(members, 1), 1, -1)).view(x.shape)
+
+    def settle_(self, mean: Tensor, var: Tensor) -> None:
+        self.running_mean.lerp_(mean, 1 - self.KEEP)
+        self.running_var.lerp_(var, 1 - self.KEEP)
+        self.times.add_(1)
+
+
 def linear(size_in: int, size_out: int, members: int = 0) -> nn.Module:
     return EnsembleLinear(members, size_in, size_out) if members else nn.Linear(size_in, size_out)
 
@@ -80,7 +131,7 @@ def norm(name: str, size: int, members: int = 0) -> list[nn.Module]:
         return [EnsembleNorm(members, size) if members else nn.LayerNorm(size)]
     if name == "rms":
         return [nn.RMSNorm(size)]
-    raise UserError(f"unknown norm '{name}' (known: none, layer, rms)")
+    raise UserError(f"unknown norm '{name}' (known: none, layer, rms, renorm)")
 
 
 def orthogonal_(module: nn.Module, gain: float = math.sqrt(2)) -> nn.Module:

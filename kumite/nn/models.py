@@ -67,19 +67,19 @@ def _softplus_inverse(y: float) -> float:
 
 
 class Actor(nn.Module):
-    """torso -> policy."""
+    """torso -> policy, or whatever the head says."""
 
-    def __init__(self, torso: Torso, head: PolicyHead) -> None:
+    def __init__(self, torso: Torso, head: nn.Module) -> None:
         super().__init__()
         self.torso, self.head = torso, head
 
-    def forward(self, b: Batch) -> Policy:
+    def forward(self, b: Batch) -> Any:
         return self.head(self.torso(b), self.torso.entry(b, "mask"))
 
-    def next(self, b: Batch) -> Policy:
+    def next(self, b: Batch) -> Any:
         return self.head(self.torso.next(b), self.torso.next_entry(b, "mask"))
 
-    def step(self, obs: dict[str, Tensor], core: Tree) -> tuple[Policy, Tree]:
+    def step(self, obs: dict[str, Tensor], core: Tree) -> tuple[Any, Tree]:
         x, core = self.torso.step(obs, core)
         return self.head(x, obs.get("mask")), core
 
@@ -92,8 +92,12 @@ class ActionValue(nn.Module):
         self.torso = make_torso(obs_space, net, span, action.continuous, members)
         self.out = make_out(self.torso.size, (max(1, sum(action.branches)),), net, members)
 
-    def forward(self, b: Batch, c: Tensor) -> Tensor:
-        return self.out(self.torso(b, c))
+    def forward(self, b: Batch, c: Tensor, next_c: Tensor | None = None) -> Any:
+        """Of the rows of b; with `next_c` of both these and the bootstrap rows, in one pass."""
+        if next_c is None:
+            return self.out(self.torso(b, c))
+        now, ahead = self.torso.both(b, c, next_c)
+        return self.out(now), self.out(ahead)
 
     def next(self, b: Batch, c: Tensor) -> Tensor:
         return self.out(self.torso.next(b, c))

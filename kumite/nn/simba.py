@@ -27,6 +27,10 @@ EXPANSION = 4  # width of a block's inner layer, in widths of the stream
 
 def stream_of(net: Net) -> tuple[int, int]:
     """Width of the residual stream and number of blocks."""
+    if net.norm != "none" or net.dropout:
+        raise UserError(
+            f"--encoder {net.encoder} has norms of its own and no dropout; leave out its --norm and --dropout"
+        )
     if len(set(net.layers)) > 1:
         raise UserError(
             f"--encoder {net.encoder} adds up its layers, so all of {list(net.layers)} must be equally wide"
@@ -75,7 +79,7 @@ class Simba(nn.Module):
             *norm("layer", self.size, members),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         y: Tensor = self.layers(x)
         return y
 
@@ -168,7 +172,7 @@ class SimbaV2(nn.Module):
             *(Lerp(self.size, depth, members) for _ in range(depth)),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         y: Tensor = self.layers(x)
         return y
 

@@ -30,14 +30,30 @@ class Torso(nn.Module):
         self.size = int(self.hidden.size)  # type: ignore[arg-type]
 
     def features(self, obs: dict[str, Tensor], action: Tensor | None) -> Tensor:
-        x = self.sensors(obs)
-        return self.hidden(x if action is None else torch.cat([x, action], -1))
+        return self.combine(self.sensors(obs), action)
+
+    def combine(self, y: Tensor, action: Tensor | None, mask: Tensor | None = None) -> Tensor:
+        """The hidden layers behind what was seen (and remembered); `mask`: the rows that count."""
+        return self.hidden(y if action is None else torch.cat([y, action], -1), mask)
+
+    def seen(self, b: Batch) -> Tensor:
+        """What the rows of `forward` put into `combine`."""
+        return self.sensors({k: _now(x, b) for k, x in b.obs.items()})
+
+    def seen_next(self, b: Batch) -> Tensor:
+        return self.sensors(b.next_obs or {k: _ahead(x, b) for k, x in b.obs.items()})
 
     def forward(self, b: Batch, action: Tensor | None = None) -> Tensor:
-        return self.features({k: _now(x, b) for k, x in b.obs.items()}, action)
+        return self.combine(self.seen(b), action, b.mask)
 
     def next(self, b: Batch, action: Tensor | None = None) -> Tensor:
-        return self.features(b.next_obs or {k: _ahead(x, b) for k, x in b.obs.items()}, action)
+        return self.combine(self.seen_next(b), action)
+
+    def both(self, b: Batch, action: Tensor, next_action: Tensor) -> tuple[Tensor, Tensor]:
+        """`forward` and `next` in one pass of the hidden layers: the statistics of a batch are those of both halves."""
+        y = torch.cat([self.seen(b), self.seen_next(b)], -2)
+        now, ahead = self.combine(y, torch.cat([action, next_action], -2), torch.cat([b.mask, b.mask], -1)).chunk(2, -2)
+        return now, ahead
 
     def unroll(self, b: Batch) -> Tensor:
         """Features of all rows of b.obs."""
@@ -63,6 +79,13 @@ class Torso(nn.Module):
         return _ahead(b.obs[key], b)
 
 
+class Through(nn.Module):
+    """No hidden layers."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x
+
+
 class RecurrentTorso(Torso):
     """sensors -> memory -> (action) -> hidden layers; or sensors -> hidden layers -> memory -> (action -> layer)."""
 
@@ -71,8 +94,8 @@ class RecurrentTorso(Torso):
         self.span = span
         self.sensors = make_sensors(obs_space, net)
         size = int(self.sensors.size)  # type: ignore[arg-type]
-        self.before: nn.Module = nn.Identity()
-        self.hidden = nn.Identity()
+        self.before: nn.Module = Through()
+        self.hidden = Through()
         if net.memory_place == "after":
             self.before = make_hidden(size, net)
             size = int(self.before.size)  # type: ignore[arg-type]
@@ -92,14 +115,11 @@ class RecurrentTorso(Torso):
                 _, core = self.core(x[:k].detach(), core, b.first[:k])
         return self.core(x[k:], core, b.first[k:])[0]
 
-    def combine(self, y: Tensor, action: Tensor | None) -> Tensor:
-        return self.hidden(y if action is None else torch.cat([y, action], -1))
+    def seen(self, b: Batch) -> Tensor:
+        return self.remember(b)[: b.mask.shape[0]]
 
-    def forward(self, b: Batch, action: Tensor | None = None) -> Tensor:
-        return self.combine(self.remember(b)[: b.mask.shape[0]], action)
-
-    def next(self, b: Batch, action: Tensor | None = None) -> Tensor:
-        return self.combine(_at(self.remember(b), b.hop), action)
+    def seen_next(self, b: Batch) -> Tensor:
+        return _at(self.remember(b), b.hop)
 
     def unroll(self, b: Batch) -> Tensor:
         return self.combine(self.remember(b), None)

@@ -132,7 +132,7 @@ def test_activations_are_torchs_functions(name: str) -> None:
 def test_unknown_names_name_the_nearest() -> None:
     with pytest.raises(UserError, match="unknown activation 'rellu'; did you mean 'relu'"):
         activation("rellu")
-    with pytest.raises(UserError, match=r"unknown norm 'batch' \(known: none, layer, rms\)"):
+    with pytest.raises(UserError, match=r"unknown norm 'batch' \(known: none, layer, rms, renorm\)"):
         norm("batch", 4)
     with pytest.raises(UserError, match="unknown init 'ortho'"):
         Hidden(4, Net(init="ortho"))
