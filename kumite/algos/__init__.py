@@ -75,6 +75,55 @@ ROWS: dict[str, Row] = {
         },
         title="SimbaSAC",
     ),
+    "td3": Row(
+        "kumite.algos.td3:TD3",
+        "Fujimoto et al. 2018, Addressing function approximation error in actor-critic methods",
+        title="TD3",
+    ),
+    "ddpg": Row(
+        "kumite.algos.td3:TD3",
+        "Lillicrap et al. 2016, Continuous control with deep reinforcement learning",
+        {"critics": 1, "target_noise": 0.0, "policy_delay": 1},
+        title="DDPG",
+    ),
+    "dqn": Row(
+        "kumite.algos.dqn:DQN",
+        "Mnih et al. 2015, Human-level control through deep reinforcement learning",
+        title="DQN",
+    ),
+    "c51": Row(
+        "kumite.algos.dqn:DQN",
+        "Bellemare et al. 2017, A distributional perspective on reinforcement learning",
+        {"head": "c51"},
+        title="C51",
+    ),
+    "qrdqn": Row(
+        "kumite.algos.dqn:DQN",
+        "Dabney et al. 2018, Distributional reinforcement learning with quantile regression",
+        {"head": "quantile"},
+        title="QRDQN",
+    ),
+    "iqn": Row(
+        "kumite.algos.dqn:DQN",
+        "Dabney et al. 2018, Implicit quantile networks for distributional reinforcement learning",
+        {"head": "iqn", "quantiles": 64},
+        title="IQN",
+    ),
+    "rainbow": Row(
+        "kumite.algos.dqn:DQN",
+        "Hessel et al. 2018, Rainbow: combining improvements in deep reinforcement learning",
+        {
+            "head": "c51",
+            "double": True,
+            "dueling": True,
+            "noisy": True,
+            "n_step": 3,
+            "priority": 0.5,
+            "epsilon_start": 0.0,
+            "epsilon_end": 0.0,
+        },
+        title="Rainbow",
+    ),
 }
 
 
