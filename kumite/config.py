@@ -499,6 +499,13 @@ LIMITS: dict[str, tuple[float, float]] = {
     "max_steps": (0, math.inf),
     "sticky": (0, 1),
     "gamma": (0, 1),  # or -1
+    "adam_beta": (0, 1),
+    "reward_bound": (0, math.inf),
+    "dropout": (0, 1),
+    "quantiles": (1, math.inf),
+    "drop": (0, math.inf),
+    "atoms": (2, math.inf),
+    "policy_steps": (0, math.inf),
     "lam": (0, 1),
     "tau": (0, 1),
     "lr": (0, math.inf),

@@ -34,6 +34,8 @@ class AlgoConfig:
     """adam | adamw."""
     adam_eps: float = 1e-8
     """Adam's epsilon."""
+    adam_beta: float = 0.9
+    """Adam's first beta: how much of the gradients' running mean a step keeps."""
     weight_decay: float = 0.0
     """Decoupled weight decay (adamw)."""
     grad_clip: float = 0.0
@@ -139,7 +141,7 @@ class Algorithm(nn.Module):
         """The optimiser of a net by the common numbers; another learning rate where one is given."""
         cfg = self.cfg
         decay = cfg.weight_decay if cfg.optimizer == "adamw" else 0.0
-        return Adam(net, lr or cfg.lr, cfg.adam_eps, decay, cfg.grad_clip)
+        return Adam(net, lr or cfg.lr, cfg.adam_eps, decay, cfg.grad_clip, (cfg.adam_beta, 0.999))
 
     def schedule(self, env_step: int, total: int, *optimizers: Adam) -> None:
         """The learning rates of this moment."""

@@ -48,6 +48,8 @@ class OffPolicyConfig(AlgoConfig):
     """Size of the critic ensemble."""
     subset: int = 0
     """Targets take the minimum over this many randomly drawn critics; 0 = all."""
+    reward_bound: float = 0.0
+    """Normalised rewards also keep the largest discounted return so far within +- this; 0 = they need not."""
     burn_in: int = 0
     """With memory: rows before each sequence that only refresh its state."""
     priority: float = 0.0
@@ -76,7 +78,7 @@ class OffPolicy(Algorithm):
             raise UserError(f"--subset {cfg.subset} is more than there are (--critics {cfg.critics})")
         if cfg.batch_size < 1:
             raise UserError("--batch-size 0: replay has no whole to take; expected at least 1")
-        self.reward_norm = RewardNorm(slots, cfg.gamma, cfg.reward_clip)
+        self.reward_norm = RewardNorm(slots, cfg.gamma, cfg.reward_clip, cfg.reward_bound)
         self.ratio = Ratio(cfg.update_ratio, cfg.warmup)
         self.torsos: dict[str, Torso] = {}
         self.optimizers: tuple[Adam, ...] = ()
@@ -174,11 +176,11 @@ class OffPolicy(Algorithm):
             b = b._replace(reward=self.reward_norm(b.reward))
         return b if b.steps is None else b._replace(steps=self.prepared(b.steps))
 
-    def lowest(self, q: Tensor) -> Tensor:
-        """Minimum over the ensemble, or over a random part of it: [E, ...] -> [...]."""
-        if self.cfg.subset:
-            q = q[torch.rand(self.cfg.critics, device=q.device).topk(self.cfg.subset).indices]
-        return q.amin(0)
+    def drawn(self, z: Tensor) -> Tensor:
+        """What the ensemble says, or a random part of it: [E, ...] -> [subset, ...]."""
+        if 0 < self.cfg.subset < self.cfg.critics:
+            return z[torch.rand(self.cfg.critics, device=z.device).topk(self.cfg.subset).indices]
+        return z
 
     def get_extra_state(self) -> dict[str, Any]:
         return super().get_extra_state() | {"ratio": self.ratio.state(), "sampler": self.sampler.state()}

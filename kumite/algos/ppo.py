@@ -19,7 +19,6 @@ from kumite import tree
 from kumite.algos.base import AlgoConfig, Algorithm
 from kumite.batch import Batch, minibatches, rollout
 from kumite.errors import UserError
-from kumite.nn.adam import Adam
 from kumite.nn.config import Net
 from kumite.nn.dists import Policy
 from kumite.nn.models import ActorCritic
@@ -115,8 +114,7 @@ class PPO(Algorithm):
             std=f"state_{cfg.std}" if cfg.state_std else cfg.std,
             log_std_init=cfg.log_std_init,
         )
-        decay = cfg.weight_decay if cfg.optimizer == "adamw" else 0.0
-        self.adam = Adam(self.net, cfg.lr, cfg.adam_eps, decay, cfg.grad_clip)
+        self.adam = self.adam_of(self.net)
         self.reward_norm = RewardNorm(slots, cfg.gamma, cfg.reward_clip)
         self.value_norm = ValueNorm()
         self.span = self.net.actor.torso.span or self.net.critic.span

@@ -4,6 +4,9 @@
 
 A continuous action has one certain branch (p = 1), a discrete one an empty c. Several branches add up:
 Q(s, c, d) = sum_i Q_i(s, c, d_i), so the expectation stays linear.
+
+What a critic learns of Q, its mean or a distribution, and what an ensemble makes of it, is its head's (nn/critics.py).
+REDQ, DroQ, TQC, CrossQ and SimbaV2 are rows of numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from kumite.algos.offpolicy import OffPolicy, OffPolicyConfig
 from kumite.batch import Batch
 from kumite.errors import UserError
 from kumite.nn.adam import Adam, polyak_
-from kumite.nn.dists import Branches, Policy, Sample, pick
+from kumite.nn.critics import CriticConfig, Follows, make_values
+from kumite.nn.dists import Branches, Policy, Sample
 from kumite.nn.models import ActionValue, Actor, PolicyHead
 from kumite.nn.torso import make_torso
 from kumite.returns import at_most, corrected, windows
@@ -29,9 +33,13 @@ from kumite.types import Act, ActionSpec, Out, Spec
 
 
 @dataclass(frozen=True)
-class SACConfig(OffPolicyConfig):
+class SACConfig(CriticConfig, OffPolicyConfig):
     policy_delay: int = 1
-    """Move the actor at every k-th update, k steps at once, so that actor and critic steps stay equal in number."""
+    """Move the actor at every k-th update."""
+    policy_steps: int = 0
+    """How many steps it then makes; 0 = k, so that actor and critic steps stay equal in number."""
+    joint: bool = False
+    """Critics speak of a row and of what follows it in one pass, and there is no target net (CrossQ)."""
     critic_lr: float = 0.0
     """The critics' learning rate; 0 = lr."""
     alpha: str = "auto"
@@ -85,8 +93,16 @@ class SAC(OffPolicy):
         torso = make_torso(obs_space, cfg.actor, cfg.chunk)
         log_std = (cfg.log_std_min, cfg.log_std_max)
         self.actor = Actor(torso, PolicyHead(torso.size, action, True, log_std=log_std, net=cfg.actor))
-        self.critic = ActionValue(obs_space, action, cfg.critic, cfg.critics, cfg.chunk)
-        self.target = deepcopy(self.critic).requires_grad_(False)
+        self.values = make_values(cfg, action.branches)
+        if self.single_steps and cfg.joint:
+            raise UserError(f"--correction {cfg.correction} judges steps by the target net and --joint has none")
+        if self.single_steps and not self.values.of_means:
+            raise UserError(
+                f"--correction {cfg.correction} is about the mean of what follows, --head {cfg.head} about all of it;"
+                " take --head scalar, two_hot or hl_gauss"
+            )
+        self.critic = ActionValue(obs_space, action, cfg.critic, cfg.critics, cfg.chunk, self.values.width)
+        self.target = None if cfg.joint else deepcopy(self.critic).requires_grad_(False)
         self.learns_alpha = cfg.alpha == "auto"
         self.temperature = Temperature(len(action.branches), cfg.alpha_init if self.learns_alpha else float(cfg.alpha))
         self.adam_actor = self.adam_of(self.actor)
@@ -122,20 +138,26 @@ class SAC(OffPolicy):
     def choices(self) -> tuple[int]:
         """How often the actor moves in this update."""
         delay = self.cfg.policy_delay
-        return (delay if self.updates % delay == 0 else 0,)
+        return ((self.cfg.policy_steps or delay) if self.updates % delay == 0 else 0,)
 
     def update(self, b: Batch, actor_steps: int) -> Out:
         b = self.prepared(b)
         for_actor, for_critic = b.of("actor"), b.of("critic")
         alpha = self.temperature().exp()
 
-        y = self.targets(b, alpha)
+        ahead = b if b.steps is None else b.steps
+        policy = self.actor.next(ahead.of("actor"))
+        new = policy.sample()
+        after = None if self.target is None else self.target.next(ahead.of("critic"), new.c)
 
-        def critic_loss(critic: Any) -> tuple[Tensor, Tensor]:
-            q = pick(critic(for_critic, b.action["c"]), b.action["d"], self.action.branches)  # [E, *]
-            return b.mean((q - y).square()), q
+        def critic_loss(critic: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            c = b.action["c"]
+            z, then = critic(for_critic, c, new.c) if after is None else (critic(for_critic, c), after)
+            said = self.values.taken(z, b.action["d"])
+            goal = self.goal(b, then.detach(), policy, new, alpha)
+            return b.mean(self.values.loss(said, goal)), (self.values.mean(said), self.values.goal_mean(goal))
 
-        loss_q, q = self.adam_critic.descend(critic_loss)
+        loss_q, (q, y) = self.adam_critic.descend(critic_loss)
         metrics = {"train/critic_loss": loss_q, "train/q": b.mean(q) / self.cfg.critics}
 
         for _ in range(actor_steps):
@@ -143,8 +165,7 @@ class SAC(OffPolicy):
             def actor_loss(actor: Any) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
                 policy = actor(for_actor)
                 new = policy.sample()
-                q = self.critic(for_critic, new.c)
-                q = q.mean(0) if self.cfg.subset else q.amin(0)
+                q = self.values.actor(self.critic(for_critic, new.c), mean=self.cfg.subset > 0)
                 loss = -b.mean(self.soft_value(q, policy, new, alpha))
                 return loss, (-new.log_c, policy.d.entropies(), policy.d.legal())
 
@@ -156,31 +177,41 @@ class SAC(OffPolicy):
                 "train/entropy": b.mean(entropy_c + entropy_d.sum(-1)),
                 "train/ent_coef": self.temperature.log.exp().mean(),
             }
-        polyak_(self.target, self.critic, self.cfg.tau)
+        if self.target is not None:
+            polyak_(self.target, self.critic, self.cfg.tau)
         return Out(metrics, (q - y).abs().mean(0))
 
-    def targets(self, b: Batch, alpha: Tensor) -> Tensor:
-        steps = b if b.steps is None else b.steps
-        for_actor, for_critic = steps.of("actor"), steps.of("critic")
-        policy = self.actor.next(for_actor)
-        new = policy.sample()
-        value = self.soft_value(self.lowest(self.target.next(for_critic, new.c)), policy, new, alpha)
+    def goal(self, b: Batch, z: Tensor, policy: Policy, new: Sample, alpha: Tensor) -> Tensor:
+        """What the critics are to say of the rows of b, where they say z of those that follow."""
+        values = self.values
+        value, weight = values.follow(self.drawn(z), policy.d.p, self.price(policy, alpha))
+        value = value - (alpha[0] * new.log_c)[..., None]
         if b.steps is None:
-            return b.reward + b.discount * value
+            return values.goal(b.reward[..., None] + b.discount[..., None] * value, weight)
+        y = self.corrected(b.steps, Follows(value, weight).mean())[..., None]
+        return values.goal(y, torch.ones_like(y))
+
+    def corrected(self, steps: Batch, value: Tensor) -> Tensor:
+        """n-step returns from steps of older policies, by the values of what follows each."""
         cfg, done = self.cfg, steps.action
-        log_ratio = self.actor(for_actor).log_prob(steps.extras["u"], done["d"]) - steps.extras["log_prob"]
+        log_ratio = self.actor(steps.of("actor")).log_prob(steps.extras["u"], done["d"]) - steps.extras["log_prob"]
         if cfg.correction == "vtrace":
             baseline = torch.cat([value[:1], value[:-1]])
             rho, c = at_most(cfg.trace_rho, log_ratio), cfg.trace_lam * at_most(cfg.trace_c, log_ratio)
         else:
-            baseline = self.lowest(pick(self.target(for_critic, done["c"]), done["d"], self.action.branches))
+            assert self.target is not None
+            said = self.values.taken(self.target(steps.of("critic"), done["c"]), done["d"])
+            baseline = self.drawn(self.values.mean(said)).amin(0)
             rho = c = cfg.trace_lam * at_most(1.0, log_ratio)
         rows = (steps.reward, steps.discount, value, baseline, steps.mask, rho, c)
         return corrected(*(windows(x, cfg.n_step) for x in rows) if self.span else rows)
 
+    def price(self, policy: Policy, alpha: Tensor) -> Tensor:
+        """What each choice costs for being likely: [*, K]."""
+        return policy.d.weights(alpha[1:]) * policy.d.log_p
+
     def soft_value(self, q: Tensor, policy: Policy, new: Sample, alpha: Tensor) -> Tensor:
-        entropy_bonus = policy.d.weights(alpha[1:]) * policy.d.log_p
-        return (policy.d.p * (q - entropy_bonus)).sum(-1) - alpha[0] * new.log_c
+        return (policy.d.p * (q - self.price(policy, alpha))).sum(-1) - alpha[0] * new.log_c
 
     def alpha_loss(self, b: Batch, log: Tensor, entropy_c: Tensor, entropy_d: Tensor, legal: Tensor) -> Tensor:
         """alpha grows while the entropy is below its aim."""

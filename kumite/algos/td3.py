@@ -4,7 +4,7 @@
     L_Q  = sum_e [(Q_e(s, a) - y)^2]
     L_pi = -[Q_1(s, pi(s))]              at every `policy_delay`-th update, and only then pi' and Q' move
 
-DDPG: one critic, sigma = 0, no delay.
+DDPG: one critic, sigma = 0, no delay. Other heads than the mean: nn/critics.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from kumite.batch import Batch
 from kumite.errors import UserError
 from kumite.nn.adam import polyak_
 from kumite.nn.config import Net
+from kumite.nn.critics import CriticConfig, make_values
 from kumite.nn.encoders import make_out
 from kumite.nn.models import ActionValue, Actor
 from kumite.nn.noise import Noise, NoiseConfig
@@ -30,7 +31,7 @@ from kumite.types import Act, ActionSpec, Out, Spec, Step
 
 
 @dataclass(frozen=True)
-class TD3Config(OffPolicyConfig):
+class TD3Config(CriticConfig, OffPolicyConfig):
     warmup: int = 25_000
     """Uniform random steps before learning starts."""
     policy_delay: int = 2
@@ -68,7 +69,8 @@ class TD3(OffPolicy):
             raise UserError("TD3 squashes its actions into finite limits and this action space has none; PPO can do it")
         torso = make_torso(obs_space, cfg.actor, cfg.chunk)
         self.actor = Actor(torso, Deterministic(torso.size, action.continuous, cfg.actor))
-        self.critic = ActionValue(obs_space, action, cfg.critic, cfg.critics, cfg.chunk)
+        self.values = make_values(cfg, ())
+        self.critic = ActionValue(obs_space, action, cfg.critic, cfg.critics, cfg.chunk, self.values.width)
         self.target_actor = deepcopy(self.actor).requires_grad_(False)
         self.target = deepcopy(self.critic).requires_grad_(False)
         self.adam_actor = self.adam_of(self.actor)
@@ -99,17 +101,20 @@ class TD3(OffPolicy):
         return (self.updates % self.cfg.policy_delay == 0,)
 
     def update(self, b: Batch, moves: bool) -> Out:
-        cfg, b = self.cfg, self.prepared(b)
+        cfg, values, b = self.cfg, self.values, self.prepared(b)
         for_actor, for_critic = b.of("actor"), b.of("critic")
 
         c = self.target_actor.next(for_actor)
         if cfg.target_noise:
             c = c + (cfg.target_noise * torch.randn_like(c)).clamp(-cfg.target_clip, cfg.target_clip)
-        y = b.reward + b.discount * self.lowest(self.target.next(for_critic, c.clamp(-1, 1))[..., 0])
+        one = torch.ones_like(c[..., :1])
+        after = values.follow(self.drawn(self.target.next(for_critic, c.clamp(-1, 1))), one, one - 1)
+        goal = values.goal(b.reward[..., None] + b.discount[..., None] * after.value, after.weight)
 
         def critic_loss(critic: Any) -> tuple[Tensor, Tensor]:
-            q = critic(for_critic, b.action["c"])[..., 0]  # [E, *]
-            return b.mean((q - y).square()), q
+            said = critic(for_critic, b.action["c"])  # [E, *, W]
+            said = values.taken(said, b.action["d"])
+            return b.mean(values.loss(said, goal)), values.mean(said)
 
         loss_q, q = self.adam_critic.descend(critic_loss)
         metrics = {"train/critic_loss": loss_q, "train/q": b.mean(q) / cfg.critics}
@@ -117,10 +122,11 @@ class TD3(OffPolicy):
         if moves:
 
             def actor_loss(actor: Any) -> tuple[Tensor, tuple[()]]:
-                q = self.critic(for_critic, actor(for_actor))[..., 0]
-                return -b.mean(q.mean(0) if cfg.subset else q[0]), ()
+                z = self.critic(for_critic, actor(for_actor))
+                q = values.actor(z if cfg.subset else z[:1], mean=True)[..., 0]
+                return -b.mean(q), ()
 
             metrics["train/actor_loss"], _ = self.adam_actor.descend(actor_loss)
             polyak_(self.target_actor, self.actor, cfg.tau)
             polyak_(self.target, self.critic, cfg.tau)
-        return Out(metrics, (q - y).abs().mean(0))
+        return Out(metrics, (q - values.goal_mean(goal)).abs().mean(0))

@@ -1,13 +1,13 @@
-"""What the numbers of a critic mean: how an ensemble's answers about the next state become a target, and how far off
-an answer is.
+"""What the numbers of a critic mean: how an ensemble's answers about the next state become a goal, and how far off an
+answer is.
 
 An answer is z [E, *, K W]: W numbers for each of the K choices of all branches (K = 1 without any). What follows a row
-is a distribution of Q(s', .) over critics, their own spread, and the policy's choices: values at [*, J] and their
-weights [*, J], to which the algorithm adds entropy, discount and reward. Its mean is V(s') whatever the kind.
+is a distribution of the soft Q(s', .) over critics, their own spread, and the policy's choices: values [*, J] and their
+weights [*, J]. The algorithm moves the values by reward and discount; `goal` makes of them what is to be learned.
 
     scalar                     the smallest critic's mean
     quantile                   quantiles of all critics in one heap, without the largest (TQC, Kuznetsov et al. 2020)
-    c51, two_hot, hl_gauss     a distribution over atoms, from the critic with the smallest mean; the target is
+    c51, two_hot, hl_gauss     a distribution over atoms, from the critic with the smallest mean; it is moved and
                                projected (Bellemare et al. 2017), or its mean is spread over two atoms or a bell
                                (Farebrother et al. 2024)
 
@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from kumite.errors import UserError
 from kumite.nn.dists import pick
-from kumite.nn.heads import Bins, quantile_loss
+from kumite.nn.heads import Bins, chosen, quantile_loss
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,25 @@ class CriticConfig:
     """Distributions: the highest place."""
 
 
+class Follows(NamedTuple):
+    """What follows a row, as a distribution."""
+
+    value: Tensor
+    """[*, J]."""
+    weight: Tensor
+    """[*, J]; they add up to 1."""
+
+    def mean(self) -> Tensor:
+        return (self.weight * self.value).sum(-1)
+
+
 class Scalar(nn.Module):
     """The mean alone: squared errors, minimum over critics."""
 
     width = 1
     """Numbers per choice."""
+    of_means = True
+    """All that a goal needs of what follows is its mean."""
 
     def __init__(self, branches: tuple[int, ...]) -> None:
         super().__init__()
@@ -66,23 +80,32 @@ class Scalar(nn.Module):
         """[..., W] of a choice -> its Q."""
         return said[..., 0]
 
-    def follow(self, z: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """Values of what follows and their weights, by the policy's probabilities p [*, K]: [*, J] both."""
-        value = (p * self.mean(self.split(z)).amin(0)).sum(-1, keepdim=True)
-        return value, torch.ones_like(value)
+    def follow(self, z: Tensor, p: Tensor, cost: Tensor) -> Follows:
+        """By the policy's probabilities p [*, K] of the next choices, of which each costs something [*, K]."""
+        value = (p * (self.mean(self.split(z)).amin(0) - cost)).sum(-1, keepdim=True)
+        return Follows(value, torch.ones_like(value))
 
     def actor(self, z: Tensor, mean: bool) -> Tensor:
         """Q of every choice as the actor sees it, the ensemble's mean or its minimum: [*, K]."""
         q = self.mean(self.split(z))
         return q.mean(0) if mean else q.amin(0)
 
-    def loss(self, said: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """How far answers [E, *, W] are from values y with weights [*, J]: [E, *]."""
-        return (said - y)[..., 0].square()
+    def goal(self, value: Tensor, weight: Tensor) -> Tensor:
+        """What is to be learned where these values are the return, [*, J] both: [*, W or J]."""
+        return value
+
+    def goal_mean(self, goal: Tensor) -> Tensor:
+        return goal.mean(-1)
+
+    def loss(self, said: Tensor, goal: Tensor) -> Tensor:
+        """How far answers [E, *, W] are from the goal: [E, *]."""
+        return (said - goal)[..., 0].square()
 
 
 class Quantile(Scalar):
     """Quantiles at the middles of equal parts."""
+
+    of_means = False
 
     def __init__(self, branches: tuple[int, ...], quantiles: int, drop: int) -> None:
         super().__init__(branches)
@@ -95,28 +118,29 @@ class Quantile(Scalar):
     def mean(self, said: Tensor) -> Tensor:
         return said.mean(-1)
 
-    def follow(self, z: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def follow(self, z: Tensor, p: Tensor, cost: Tensor) -> Follows:
         """Over choices, values of the same rank are averaged."""
         heap = self.split(z).movedim(0, -1).flatten(-2)  # [*, K, W E]
         kept = heap.sort(-1).values[..., : (self.width - self.drop) * z.shape[0]]
-        value = (p[..., None] * kept).sum(-2)
-        return value, torch.full_like(value, 1 / value.shape[-1])
+        value = (p[..., None] * (kept - cost[..., None])).sum(-2)
+        return Follows(value, torch.full_like(value, 1 / value.shape[-1]))
 
     def actor(self, z: Tensor, mean: bool) -> Tensor:
         return self.mean(self.split(z)).mean(0)
 
-    def loss(self, said: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        return quantile_loss(said, self.tau, y, 1.0)
+    def loss(self, said: Tensor, goal: Tensor) -> Tensor:
+        return quantile_loss(said, self.tau, goal, 1.0)
 
 
 class Atoms(Scalar):
-    """Logits over atoms; cross-entropy to the target's distribution over them."""
+    """Logits over atoms; cross-entropy to the goal's distribution over them."""
 
     def __init__(self, branches: tuple[int, ...], target: str, atoms: int, low: float, high: float) -> None:
         super().__init__(branches)
         if low >= high or atoms < 2:
-            raise UserError(f"--v-min {low} and --v-max {high} leave no room for --atoms {atoms}")
+            raise UserError(f"--v-min {low:g} and --v-max {high:g} leave no room for --atoms {atoms}")
         self.target, self.width, self.bins = target, atoms, Bins(low, high, atoms)
+        self.of_means = target != "c51"
         self.share = 1 / max(1, len(branches))
 
     def taken(self, z: Tensor, d: Tensor) -> Tensor:
@@ -124,9 +148,8 @@ class Atoms(Scalar):
         log_p = self.split(z).log_softmax(-1)
         if len(self.branches) < 2:
             return pick(log_p.movedim(-1, 0), d, self.branches).movedim(0, -1)
-        offsets = torch.tensor([sum(self.branches[:i]) for i in range(len(self.branches))], device=d.device)
-        index = (d + offsets)[..., None].expand(*z.shape[:-1], len(self.branches), self.width)
-        return log_p.gather(-2, index).logsumexp(-2) + math.log(self.share)
+        each = chosen(log_p, d.expand(*z.shape[:-1], -1), self.branches)
+        return each.logsumexp(-2) + math.log(self.share)
 
     def mean(self, said: Tensor) -> Tensor:
         return self.bins.decode(said.exp())
@@ -136,22 +159,27 @@ class Atoms(Scalar):
         p = self.split(z).softmax(-1)
         return p, self.bins.decode(p) * self.share
 
-    def follow(self, z: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def follow(self, z: Tensor, p: Tensor, cost: Tensor) -> Follows:
         each, q = self.means(z)
         lowest = q.argmin(0)[None, ..., None].expand(1, *each.shape[1:])
         weight = (p[..., None] * each.gather(0, lowest)[0]).sum(-2) * self.share
-        return self.bins.at.expand_as(weight), weight
+        return Follows(self.bins.at - (p * cost).sum(-1, keepdim=True), weight)
 
     def actor(self, z: Tensor, mean: bool) -> Tensor:
         q = self.means(z)[1]
         return q.mean(0) if mean else q.amin(0)
 
-    def loss(self, said: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    def goal(self, value: Tensor, weight: Tensor) -> Tensor:
+        """Probabilities of the atoms."""
         if self.target == "c51":
-            goal = self.bins.project(weight, y)
-        else:
-            value = (weight * y).sum(-1)
-            goal = self.bins.two_hot(value) if self.target == "two_hot" else self.bins.gauss(value)
+            return self.bins.project(weight, value)
+        mean = (weight * value).sum(-1)
+        return self.bins.two_hot(mean) if self.target == "two_hot" else self.bins.gauss(mean)
+
+    def goal_mean(self, goal: Tensor) -> Tensor:
+        return self.bins.decode(goal)
+
+    def loss(self, said: Tensor, goal: Tensor) -> Tensor:
         return -(goal * said).sum(-1)
 
 

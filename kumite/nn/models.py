@@ -85,12 +85,15 @@ class Actor(nn.Module):
 
 
 class ActionValue(nn.Module):
-    """Q(s, c, .) of an ensemble: [E, *, K], K = all choices of all branches, or 1 (see Branches)."""
+    """What an ensemble says of Q(s, c, .): [E, *, K W], K = all choices of all branches, or 1 (see Branches)."""
 
-    def __init__(self, obs_space: dict[str, Spec], action: ActionSpec, net: Net, members: int, span: int) -> None:
+    def __init__(
+        self, obs_space: dict[str, Spec], action: ActionSpec, net: Net, members: int, span: int, width: int = 1
+    ) -> None:
+        """`width`: W, numbers per choice (see critics)."""
         super().__init__()
         self.torso = make_torso(obs_space, net, span, action.continuous, members)
-        self.out = make_out(self.torso.size, (max(1, sum(action.branches)),), net, members)
+        self.out = make_out(self.torso.size, (max(1, sum(action.branches)) * width,), net, members)
 
     def forward(self, b: Batch, c: Tensor, next_c: Tensor | None = None) -> Any:
         """Of the rows of b; with `next_c` of both these and the bootstrap rows, in one pass."""

@@ -74,14 +74,17 @@ class ObsNorm(nn.Module):
 
 
 class RewardNorm(nn.Module):
-    """Rewards divided by the running deviation of the discounted return."""
+    """Rewards divided by the running deviation of the discounted return G, or by more: with a `bound`, by at least
+    max |G| / bound, so that no return that was seen lies beyond it."""
 
-    def __init__(self, slots: int, gamma: float, clip: float = 10.0, eps: float = 1e-8) -> None:
+    def __init__(self, slots: int, gamma: float, clip: float = 10.0, bound: float = 0.0, eps: float = 1e-8) -> None:
         super().__init__()
-        self.gamma, self.clip, self.eps = gamma, clip, eps
+        self.gamma, self.clip, self.bound, self.eps = gamma, clip, bound, eps
         self.stats = Running(1)
         self.register_buffer("running", torch.zeros(slots))
+        self.register_buffer("most", torch.zeros(()))
         self.running: Tensor
+        self.most: Tensor
 
     def update(self, reward: Tensor, over: Tensor, mask: Tensor, slot: Tensor | None = None) -> None:
         """Fresh rewards [T, N] in order, the ends after them, and which rows count."""
@@ -89,9 +92,13 @@ class RewardNorm(nn.Module):
         returns = discounted(reward * mask, over, self.running[at], self.gamma)
         self.running[at] = returns[-1] * ~over[-1]
         self.stats.update(returns.reshape(-1, 1), mask.reshape(-1))
+        self.most.copy_(torch.maximum(self.most, (returns * mask).abs().amax()))
 
     def forward(self, reward: Tensor) -> Tensor:
-        out = reward * (self.stats.var + self.eps).rsqrt().float()
+        scale = (self.stats.var + self.eps).rsqrt().float()
+        if self.bound:
+            scale = torch.minimum(scale, self.bound / self.most)
+        out = reward * scale
         return out.clamp(-self.clip, self.clip) if self.clip else out
 
 

@@ -172,7 +172,7 @@ def test_subsets_are_drawn_anew_and_evenly() -> None:
     algo = make(CONTINUOUS, critics=4, subset=2)
     q = torch.tensor([[0.0, 9.0], [1.0, 8.0], [2.0, 7.0], [3.0, 6.0]])
     pairs = {(min(i, j), 9.0 - max(i, j)): (i, j) for i, j in itertools.combinations(range(4), 2)}
-    counts = Counter(pairs[tuple(algo.lowest(q).tolist())] for _ in range(1200))  # type: ignore[index]
+    counts = Counter(pairs[tuple(algo.drawn(q).amin(0).tolist())] for _ in range(1200))  # type: ignore[index]
     assert len(counts) == 6
     assert all(140 < n < 260 for n in counts.values())
 
