@@ -500,6 +500,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "sticky": (0, 1),
     "gamma": (0, 1),  # or -1
     "adam_beta": (0, 1),
+    "augment_pixels": (1, math.inf),
     "reward_bound": (0, math.inf),
     "dropout": (0, 1),
     "quantiles": (1, math.inf),

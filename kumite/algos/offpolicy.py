@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from kumite.algos.base import AlgoConfig, Algorithm
 from kumite.batch import Batch, sequences, transitions
 from kumite.errors import UserError
 from kumite.nn.adam import Adam
+from kumite.nn.augment import Shift
 from kumite.nn.norm import RewardNorm
 from kumite.nn.torso import Torso
 from kumite.samplers import Draw, Prioritized, Uniform, over_time
@@ -50,6 +51,10 @@ class OffPolicyConfig(AlgoConfig):
     """Targets take the minimum over this many randomly drawn critics; 0 = all."""
     reward_bound: float = 0.0
     """Normalised rewards also keep the largest discounted return so far within +- this; 0 = they need not."""
+    augment: Literal["none", "shift"] = "none"
+    """shift: images are moved at random whenever they are learned from (DrQ)."""
+    augment_pixels: int = 4
+    """shift: by up to so many pixels each way."""
     burn_in: int = 0
     """With memory: rows before each sequence that only refresh its state."""
     priority: float = 0.0
@@ -79,6 +84,7 @@ class OffPolicy(Algorithm):
         if cfg.batch_size < 1:
             raise UserError("--batch-size 0: replay has no whole to take; expected at least 1")
         self.reward_norm = RewardNorm(slots, cfg.gamma, cfg.reward_clip, cfg.reward_bound)
+        self.shift = Shift(obs_space, cfg.augment_pixels) if cfg.augment == "shift" else None
         self.ratio = Ratio(cfg.update_ratio, cfg.warmup)
         self.torsos: dict[str, Torso] = {}
         self.optimizers: tuple[Adam, ...] = ()
@@ -170,8 +176,14 @@ class OffPolicy(Algorithm):
         return int(steps * self.cfg.update_ratio)
 
     def prepared(self, b: Batch) -> Batch:
-        """Replay holds what the environment said; normalised by the statistics of this moment."""
+        """Replay holds what the environment said; normalised by the statistics of this moment, its images moved.
+
+        Without memory a row and what follows it move apart; the images of a sequence, which a memory compares, alike.
+        """
         b = self.norm.batch(b)
+        if self.shift:
+            apart = 1 if self.span else 0
+            b = b._replace(obs=self.shift(b.obs, apart), next_obs=self.shift(b.next_obs, apart))
         if self.cfg.normalize_reward:
             b = b._replace(reward=self.reward_norm(b.reward))
         return b if b.steps is None else b._replace(steps=self.prepared(b.steps))

@@ -26,7 +26,7 @@ from kumite.nn.adam import Adam, polyak_
 from kumite.nn.critics import CriticConfig, Follows, make_values
 from kumite.nn.dists import Branches, Policy, Sample
 from kumite.nn.models import ActionValue, Actor, PolicyHead
-from kumite.nn.torso import make_torso
+from kumite.nn.torso import behind, make_torso
 from kumite.returns import at_most, corrected, windows
 from kumite.tree import Tree
 from kumite.types import Act, ActionSpec, Out, Spec
@@ -38,6 +38,8 @@ class SACConfig(CriticConfig, OffPolicyConfig):
     """Move the actor at every k-th update."""
     policy_steps: int = 0
     """How many steps it then makes; 0 = k, so that actor and critic steps stay equal in number."""
+    share_encoder: bool = False
+    """The actor sees (and remembers) what the critics do; only they train that part."""
     joint: bool = False
     """Critics speak of a row and of what follows it in one pass, and there is no target net (CrossQ)."""
     critic_lr: float = 0.0
@@ -92,7 +94,7 @@ class SAC(OffPolicy):
             raise UserError(f"--correction {cfg.correction} weighs the steps after the first; give --n-step 2 or more")
         torso = make_torso(obs_space, cfg.actor, cfg.chunk)
         log_std = (cfg.log_std_min, cfg.log_std_max)
-        self.actor = Actor(torso, PolicyHead(torso.size, action, True, log_std=log_std, net=cfg.actor))
+        head = PolicyHead(torso.size, action, True, log_std=log_std, net=cfg.actor)
         self.values = make_values(cfg, action.branches)
         if self.single_steps and cfg.joint:
             raise UserError(f"--correction {cfg.correction} judges steps by the target net and --joint has none")
@@ -102,6 +104,9 @@ class SAC(OffPolicy):
                 " take --head scalar, two_hot or hl_gauss"
             )
         self.critic = ActionValue(obs_space, action, cfg.critic, cfg.critics, cfg.chunk, self.values.width)
+        if cfg.share_encoder:
+            torso = behind(torso, self.critic.torso, cfg.actor, cfg.critic)
+        self.actor = Actor(torso, head)
         self.target = None if cfg.joint else deepcopy(self.critic).requires_grad_(False)
         self.learns_alpha = cfg.alpha == "auto"
         self.temperature = Temperature(len(action.branches), cfg.alpha_init if self.learns_alpha else float(cfg.alpha))

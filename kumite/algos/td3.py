@@ -25,7 +25,7 @@ from kumite.nn.critics import CriticConfig, make_values
 from kumite.nn.encoders import make_out
 from kumite.nn.models import ActionValue, Actor
 from kumite.nn.noise import Noise, NoiseConfig
-from kumite.nn.torso import make_torso
+from kumite.nn.torso import behind, make_torso
 from kumite.tree import Tree
 from kumite.types import Act, ActionSpec, Out, Spec, Step
 
@@ -36,6 +36,8 @@ class TD3Config(CriticConfig, OffPolicyConfig):
     """Uniform random steps before learning starts."""
     policy_delay: int = 2
     """Move the actor and the targets at every k-th update."""
+    share_encoder: bool = False
+    """The actor sees (and remembers) what the critics do, its target what theirs do; only they train that part."""
     critic_lr: float = 0.0
     """The critics' learning rate; 0 = lr."""
     target_noise: float = 0.2
@@ -68,11 +70,16 @@ class TD3(OffPolicy):
         if not action.bounded:
             raise UserError("TD3 squashes its actions into finite limits and this action space has none; PPO can do it")
         torso = make_torso(obs_space, cfg.actor, cfg.chunk)
-        self.actor = Actor(torso, Deterministic(torso.size, action.continuous, cfg.actor))
+        head = Deterministic(torso.size, action.continuous, cfg.actor)
         self.values = make_values(cfg, ())
         self.critic = ActionValue(obs_space, action, cfg.critic, cfg.critics, cfg.chunk, self.values.width)
-        self.target_actor = deepcopy(self.actor).requires_grad_(False)
         self.target = deepcopy(self.critic).requires_grad_(False)
+        mine = deepcopy(torso)
+        if cfg.share_encoder:
+            torso = behind(torso, self.critic.torso, cfg.actor, cfg.critic)
+            mine = behind(mine, self.target.torso, cfg.actor, cfg.critic)
+        self.actor = Actor(torso, head)
+        self.target_actor = Actor(mine, deepcopy(head)).requires_grad_(False)
         self.adam_actor = self.adam_of(self.actor)
         self.adam_critic = self.adam_of(self.critic, cfg.critic_lr)
         self.noise = Noise(cfg.noise, slots, action.continuous)

@@ -12,7 +12,7 @@ class Net:
     keys: tuple[str, ...] = ()
     """Observation entries this net reads (an asymmetric critic names privileged ones); empty = all."""
     encoder: str = "auto"
-    """auto | mlp | d2rl | nature | impala | conv1d, or module:Class; auto sees images with Nature's convolutions."""
+    """auto | mlp | d2rl | nature | impala | drq | conv1d | simba | simbav2, or module:Class; auto is nature and mlp."""
     width: int = 256
     """Units per hidden layer."""
     depth: int = 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from kumite.nn.layers import BatchRenorm, Spread, activation, linear, norm, orth
 from kumite.nn.simba import Simba, SimbaV2, UnitHead
 from kumite.types import Spec
 
-ENCODERS = ("auto", "mlp", "d2rl", "nature", "impala", "conv1d", "simba", "simbav2")
+ENCODERS = ("auto", "mlp", "d2rl", "nature", "impala", "drq", "conv1d", "simba", "simbav2")
 FLAT = ("mlp", "d2rl", "conv1d")  # these see the pixels of an image one by one
 
 
@@ -71,11 +72,27 @@ def impala(shape: tuple[int, ...], depths: tuple[int, ...] = (16, 32, 32)) -> nn
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
 
 
+def drq(shape: tuple[int, ...], features: int = 50) -> nn.Module:
+    """Kostrikov et al. 2021: four convolutions, the first of stride 2, then few features within [-1, 1]."""
+    layers: list[nn.Module] = []
+    channels = shape[0]
+    for stride in (2, 1, 1, 1):
+        layers += [nn.Conv2d(channels, 32, 3, stride, 0 if min(shape[1:]) >= 36 else 1), nn.ReLU()]
+        channels = 32
+    body = nn.Sequential(*layers, nn.Flatten())
+    with torch.no_grad():
+        size = body(torch.zeros(1, *shape)).shape[-1]
+    return nn.Sequential(body, nn.Linear(size, features), nn.LayerNorm(features), nn.Tanh())
+
+
 def conv1d(shape: tuple[int, ...]) -> nn.Module:
     """Rays and short histories [channels, length]."""
     return nn.Sequential(
         nn.Conv1d(shape[0], 32, 5, 2, 2), nn.ReLU(), nn.Conv1d(32, 32, 3, 2, 1), nn.ReLU(), nn.Flatten()
     )
+
+
+EYES: dict[str, Callable[[tuple[int, ...]], nn.Module]] = {"impala": impala, "drq": drq}
 
 
 class Flat(nn.Module):
@@ -105,7 +122,7 @@ def sensor(spec: Spec, encoder: str) -> nn.Module:
         return OneHot(spec.choices * (math.prod(spec.shape) // len(spec.choices)))
     scale = 1 / 255 if spec.dtype == torch.uint8 else 1.0
     if spec.image and encoder not in FLAT:
-        return Pixels(spec.shape, scale, (impala if encoder == "impala" else nature)(spec.shape))
+        return Pixels(spec.shape, scale, EYES.get(encoder, nature)(spec.shape))
     if len(spec.shape) == 2 and encoder == "conv1d":
         return Pixels(spec.shape, scale, conv1d(spec.shape))
     return Flat(spec.shape, scale)

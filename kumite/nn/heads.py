@@ -27,7 +27,7 @@ from kumite.batch import Batch
 from kumite.errors import UserError
 from kumite.nn.config import Net
 from kumite.nn.encoders import Hidden, make_out
-from kumite.nn.layers import orthogonal_
+from kumite.nn.layers import dropouts, orthogonal_, whole
 from kumite.nn.torso import make_torso
 from kumite.tree import Tree
 from kumite.types import Spec
@@ -319,6 +319,7 @@ class ValueNet(nn.Module):
         else:
             self.torso = make_torso(obs_space, replace(net, layers=layers[:-1], depth=0), span)
         self.head = HEADS[cfg.head](self.torso.size, replace(net, layers=layers[-1:], depth=0), branches, cfg)
+        self.drops = dropouts(self.head)
         if cfg.noisy and not noisy_(self, cfg.noisy_sigma):
             raise UserError(
                 f"--noisy has no linear layer to work on in --critic.encoder {net.encoder}; use another one"
@@ -335,4 +336,5 @@ class ValueNet(nn.Module):
     def step(self, obs: dict[str, Tensor], core: Tree) -> tuple[Tensor, Tree]:
         """The mean of every choice, [N, K], and the state after this observation."""
         x, core = self.torso.step(obs, core)
-        return self.head.mean(self.head.look(x).z), core
+        with whole(self.drops):
+            return self.head.mean(self.head.look(x).z), core

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -118,6 +120,22 @@ class BatchRenorm(nn.Module):
         self.running_mean.lerp_(mean, 1 - self.KEEP)
         self.running_var.lerp_(var, 1 - self.KEEP)
         self.times.add_(1)
+
+
+@contextmanager
+def whole(drops: Sequence[nn.Dropout]) -> Iterator[None]:
+    """Inside, these leave nothing out."""
+    for drop in drops:
+        drop.training = False
+    try:
+        yield
+    finally:
+        for drop in drops:
+            drop.training = True
+
+
+def dropouts(net: nn.Module) -> tuple[nn.Dropout, ...]:
+    return tuple(m for m in net.modules() if isinstance(m, nn.Dropout))
 
 
 def linear(size_in: int, size_out: int, members: int = 0) -> nn.Module:

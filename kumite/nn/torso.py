@@ -1,5 +1,5 @@
 """Time lives here. A torso turns a Batch into features: `torso(b)` for its rows, `torso.next(b)` for the bootstrap
-rows, `torso.step(obs, core)` while acting. Nobody else asks whether there is a memory.
+rows, `torso.step(obs, core)` while acting. Nobody else asks whether there is a memory, or whether dropout rests.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from kumite.batch import Batch
+from kumite.errors import UserError
 from kumite.nn.config import Net
 from kumite.nn.cores import make_core
 from kumite.nn.encoders import make_hidden, make_sensors
+from kumite.nn.layers import dropouts, whole
 from kumite.tree import Tree
 from kumite.types import Spec
 
@@ -28,6 +30,7 @@ class Torso(nn.Module):
         self.sensors = make_sensors(obs_space, net)
         self.hidden = make_hidden(int(self.sensors.size) + action, net, members)  # type: ignore[arg-type]
         self.size = int(self.hidden.size)  # type: ignore[arg-type]
+        self.drops = dropouts(self)
 
     def features(self, obs: dict[str, Tensor], action: Tensor | None) -> Tensor:
         return self.combine(self.sensors(obs), action)
@@ -56,11 +59,18 @@ class Torso(nn.Module):
         return now, ahead
 
     def unroll(self, b: Batch) -> Tensor:
-        """Features of all rows of b.obs."""
-        return self.features(b.obs, None)
+        """Features of all rows of b.obs, as when acting: nothing is left out."""
+        with whole(self.drops):
+            return self.features(b.obs, None)
+
+    def look(self, obs: dict[str, Tensor], core: Tree) -> tuple[Tensor, Tree]:
+        """What one observation puts into `combine`, and the state after it."""
+        return self.sensors(obs), core
 
     def step(self, obs: dict[str, Tensor], core: Tree) -> tuple[Tensor, Tree]:
-        return self.features(obs, None), core
+        with whole(self.drops):
+            y, core = self.look(obs, core)
+            return self.combine(y, None), core
 
     def advance(self, obs: dict[str, Tensor], core: Tree) -> Tree:
         """Only the state after this observation (nothing to do without memory)."""
@@ -105,6 +115,7 @@ class RecurrentTorso(Torso):
             layers = net if net.memory_place == "before" else _one_layer(net)
             self.hidden = make_hidden(net.memory_width + action, layers, members)
             self.size = int(self.hidden.size)  # type: ignore[arg-type]
+        self.drops = dropouts(self)
 
     def remember(self, b: Batch) -> Tensor:
         """The memory's output for every row of obs behind the burn-in."""
@@ -122,22 +133,58 @@ class RecurrentTorso(Torso):
         return _at(self.remember(b), b.hop)
 
     def unroll(self, b: Batch) -> Tensor:
-        return self.combine(self.remember(b), None)
-
-    def step(self, obs: dict[str, Tensor], core: Tree) -> tuple[Tensor, Tree]:
-        y, core = self._step(obs, core)
-        return self.combine(y, None), core
+        with whole(self.drops):
+            return self.combine(self.remember(b), None)
 
     def advance(self, obs: dict[str, Tensor], core: Tree) -> Tree:
-        return self._step(obs, core)[1]
+        with whole(self.drops):
+            return self.look(obs, core)[1]
 
-    def _step(self, obs: dict[str, Tensor], core: Tree) -> tuple[Tensor, Tree]:
+    def look(self, obs: dict[str, Tensor], core: Tree) -> tuple[Tensor, Tree]:
         x = self.before(self.sensors(obs))
         y, core = self.core(x[None], core, torch.zeros(1, x.shape[0], dtype=torch.bool, device=x.device))
         return y[0], core
 
     def initial(self, n: int, device: Any = None) -> Tree:
         return self.core.initial(n, device)
+
+
+class Behind(Torso):
+    """The hidden layers of one torso behind what another one sees and remembers, which only the other's net learns."""
+
+    other: Torso
+
+    def __init__(self, mine: Torso, other: Torso) -> None:
+        nn.Module.__init__(self)
+        self.__dict__["other"] = other  # not a child: its parameters belong to the other net
+        self.span, self.hidden, self.size, self.drops = other.span, mine.hidden, mine.size, dropouts(mine.hidden)
+
+    def seen(self, b: Batch) -> Tensor:
+        return self.other.seen(b)
+
+    def seen_next(self, b: Batch) -> Tensor:
+        return self.other.seen_next(b)
+
+    def look(self, obs: dict[str, Tensor], core: Tree) -> tuple[Tensor, Tree]:
+        with whole(self.other.drops):
+            return self.other.look(obs, core)
+
+    def advance(self, obs: dict[str, Tensor], core: Tree) -> Tree:
+        return self.other.advance(obs, core)
+
+    def initial(self, n: int, device: Any = None) -> Tree:
+        return self.other.initial(n, device)
+
+
+def behind(mine: Torso, other: Torso, actor: Net, critic: Net) -> Behind:
+    """The actor's torso behind the critic's senses; what both nets say of these must agree."""
+    for name in ("keys", "encoder", "memory", "memory_width", "memory_layers", "memory_place"):
+        if getattr(actor, name) != getattr(critic, name):
+            raise UserError(
+                f"--share-encoder lets the actor see by the critic's eyes, so --actor.{name.replace('_', '-')} must be"
+                f" --critic.{name.replace('_', '-')}: {getattr(critic, name)!r}, not {getattr(actor, name)!r}"
+            )
+    return Behind(mine, other)
 
 
 def _now(x: Tensor, b: Batch) -> Tensor:

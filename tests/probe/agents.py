@@ -34,7 +34,7 @@ def values(agent: Agent, *observations: list[float]) -> list[float]:
             critic = agent.algo.critic
             core, c = critic.torso.initial(n), torch.zeros(n, agent.action.continuous)
             if core:
-                features = critic.torso.combine(critic.torso._step(obs, core)[0], c)
+                features = critic.torso.combine(critic.torso.look(obs, core)[0], c)
             else:
                 features = critic.torso.features(obs, c)
             return critic.out(features).amin(0).amin(-1).tolist()
