@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kumite.errors import UserError
 from kumite.nn.config import Net
-from kumite.nn.encoders import ENCODERS, Flat, OneHot, Pixels, Residual, impala, make_sensors, nature
+from kumite.nn.encoders import ENCODERS, Flat, OneHot, Pixels, Residual, drq, impala, make_sensors, nature
 from kumite.types import Spec
 
 NESTED = {
@@ -66,7 +66,7 @@ def test_any_leading_dimensions(encoder: str) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 84, 84), (3, 36, 40), (4, 16, 16), (3, 7, 7)])
 def test_images_of_any_size_have_features(shape: tuple[int, int, int]) -> None:
-    for body in (nature(shape), impala(shape)):
+    for body in (nature(shape), impala(shape), drq(shape)):
         net = Pixels(shape, 1.0, body)
         assert net(torch.randn(2, *shape)).shape == (2, net.size)
         assert net.size > 0
@@ -88,10 +88,22 @@ def test_impalas_blocks_add_to_their_input() -> None:
     assert Pixels((3, 64, 64), 1.0, impala((3, 64, 64))).size == 32 * 8 * 8
 
 
+def test_drqs_features_are_few_and_within_one() -> None:
+    """35 x 35 places of 32 channels behind the convolutions; a layer norm before the tanh."""
+    eye = Pixels((9, 84, 84), 1 / 255, drq((9, 84, 84)))
+    layers = [m for m in eye.body.modules() if isinstance(m, nn.Conv2d)]
+    assert [(c.out_channels, c.kernel_size[0], c.stride[0]) for c in layers] == [(32, 3, 2)] + [(32, 3, 1)] * 3
+    assert eye.body[1].in_features == 32 * 35 * 35
+    y = eye(torch.randint(0, 256, (2, 9, 84, 84), dtype=torch.uint8)).detach()
+    assert y.shape == (2, 50)
+    torch.testing.assert_close(y.atanh().mean(-1), torch.zeros(2), rtol=0, atol=1e-3)
+    torch.testing.assert_close(y.atanh().std(-1, correction=0), torch.ones(2), rtol=0, atol=1e-2)
+
+
 def test_encoders_choose_what_an_image_goes_through() -> None:
     space = {"eye": Spec((3, 36, 36), torch.uint8, image=True)}
     bodies = {name: type(make_sensors(space, Net(encoder=name)).nets[0]) for name in ENCODERS}
-    assert [k for k, v in bodies.items() if v is Pixels] == ["auto", "nature", "impala", "simba", "simbav2"]
+    assert [k for k, v in bodies.items() if v is Pixels] == ["auto", "nature", "impala", "drq", "simba", "simbav2"]
     flat = make_sensors(space, Net(encoder="mlp"))
     x = observation(space, 4)
     torch.testing.assert_close(flat(x), x["eye"].flatten(1).float() / 255)

@@ -161,6 +161,42 @@ def test_normalised_rewards_are_clipped() -> None:
     assert norm(torch.tensor([-9.0, 1.0, 9.0])).tolist() == pytest.approx([-2.0, 1.0, 2.0])
 
 
+@pytest.mark.parametrize("spike", [0.0, 200.0])
+def test_a_bound_keeps_the_largest_return_within(spike: float) -> None:
+    """Divided by max(sqrt(var G), max |G| / bound): without a spike the deviation decides, with one the largest return.
+
+    A spike on a row that does not count is not seen.
+    """
+    T, gamma, bound = 300, 0.9, 5.0
+    reward, over = torch.randn(T, 2), torch.rand(T, 2) < 0.1
+    counts = torch.ones(T, 2)
+    counts[1:][over[:-1]] = 0
+    reward[7, 1], over[6, 1], counts[7, 1] = -spike, False, 1
+    row = int(counts[:, 0].argmin())
+    reward[row, 0] = 1e6
+    norm, raw, returns = RewardNorm(2, gamma, 0, bound), RewardNorm(2, gamma, 0), []
+    for some in (norm, raw):
+        for r, o, m in zip(reward, over, counts, strict=True):  # as they arrive
+            some.update(r[None], o[None], m[None])
+    for n in range(2):
+        running = 0.0
+        for t in range(T):
+            running = gamma * running + float(reward[t, n] * counts[t, n])
+            returns += [running] * bool(counts[t, n])
+            running *= not over[t, n]
+    most = max(map(abs, returns))
+    deviation = float(torch.tensor(returns).double().var(unbiased=False).sqrt())
+    assert (most / bound > deviation) == bool(spike)
+    wanted = reward / max(deviation, most / bound)
+    torch.testing.assert_close(norm(reward), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(raw(reward), reward / deviation, rtol=1e-4, atol=1e-5)
+
+
+def test_before_anything_was_seen_a_bound_changes_nothing() -> None:
+    x = torch.randn(4)
+    torch.testing.assert_close(RewardNorm(1, 0.9, 0, 5.0)(x), x)
+
+
 # -- values -----------------------------------------------------------------------------------------------------------
 
 
