@@ -41,7 +41,7 @@ def test_corrected_steps_with_a_head_of_means() -> None:
 
 
 def test_scaled_rewards_are_values_within_the_atoms() -> None:
-    """SimbaV2 learns in units in which the largest return, here 2.44, is at most 5; V itself lies beyond what was seen."""
+    """SimbaV2 learns in units in which the largest return, here 2.44, is at most 5; V lies beyond what was seen."""
     numbers = {"num_envs": 4, "batch_size": 32, "warmup": 100, "update_ratio": 0.25, "lr": 1e-2, "tau": 0.1}
     more = {"alpha": "1e-4", "v_max": 25.0, "v_min": -5.0, "gamma": GAMMA, "env.kwargs": "{limit: 3, action: box}"}
     nets = {"actor.width": 16, "critic.width": 16}
