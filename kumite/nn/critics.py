@@ -60,7 +60,7 @@ class Scalar(nn.Module):
     """The mean alone: squared errors, minimum over critics."""
 
     width = 1
-    """Numbers per choice."""
+    """W, numbers per choice."""
     of_means = True
     """All that a goal needs of what follows is its mean."""
 
@@ -68,41 +68,48 @@ class Scalar(nn.Module):
         super().__init__()
         self.branches = branches
 
+    def taken(self, z: Tensor, d: Tensor) -> Tensor:
+        """What is said of the choices that were made: [E, *], with several numbers [E, *, W]."""
+        return pick(z, d, self.branches)
+
+    def mean(self, said: Tensor) -> Tensor:
+        """Q of what is said: [E, *]."""
+        return said
+
+    def follow(self, z: Tensor, p: Tensor, cost: Tensor) -> Follows:
+        """By the policy's probabilities p [*, K] of the next choices, of which each costs something [*, K]."""
+        value = (p * (z.amin(0) - cost)).sum(-1, keepdim=True)
+        return Follows(value, torch.ones_like(value))
+
+    def actor(self, z: Tensor, mean: bool) -> Tensor:
+        """Q of every choice as the actor sees it, the ensemble's mean or its minimum: [*, K]."""
+        return z.mean(0) if mean else z.amin(0)
+
+    def goal(self, value: Tensor, weight: Tensor) -> Tensor:
+        """What is to be learned where these values [*, J] with these weights are the return: [*], or [*, W or J]."""
+        return value[..., 0]
+
+    def goal_mean(self, goal: Tensor) -> Tensor:
+        """[*]."""
+        return goal
+
+    def loss(self, said: Tensor, goal: Tensor) -> Tensor:
+        """How far answers are from the goal: [E, *]."""
+        return (said - goal).square()
+
+
+class Several(Scalar):
+    """W numbers for each choice."""
+
     def split(self, z: Tensor) -> Tensor:
         """[E, *, K W] -> [E, *, K, W]."""
         return z.unflatten(-1, (-1, self.width))
 
     def taken(self, z: Tensor, d: Tensor) -> Tensor:
-        """What is said of the choices that were made: [E, *, W]."""
         return pick(self.split(z).movedim(-1, 0), d, self.branches).movedim(0, -1)
 
-    def mean(self, said: Tensor) -> Tensor:
-        """[..., W] of a choice -> its Q."""
-        return said[..., 0]
 
-    def follow(self, z: Tensor, p: Tensor, cost: Tensor) -> Follows:
-        """By the policy's probabilities p [*, K] of the next choices, of which each costs something [*, K]."""
-        value = (p * (self.mean(self.split(z)).amin(0) - cost)).sum(-1, keepdim=True)
-        return Follows(value, torch.ones_like(value))
-
-    def actor(self, z: Tensor, mean: bool) -> Tensor:
-        """Q of every choice as the actor sees it, the ensemble's mean or its minimum: [*, K]."""
-        q = self.mean(self.split(z))
-        return q.mean(0) if mean else q.amin(0)
-
-    def goal(self, value: Tensor, weight: Tensor) -> Tensor:
-        """What is to be learned where these values are the return, [*, J] both: [*, W or J]."""
-        return value
-
-    def goal_mean(self, goal: Tensor) -> Tensor:
-        return goal.mean(-1)
-
-    def loss(self, said: Tensor, goal: Tensor) -> Tensor:
-        """How far answers [E, *, W] are from the goal: [E, *]."""
-        return (said - goal)[..., 0].square()
-
-
-class Quantile(Scalar):
+class Quantile(Several):
     """Quantiles at the middles of equal parts."""
 
     of_means = False
@@ -118,6 +125,12 @@ class Quantile(Scalar):
     def mean(self, said: Tensor) -> Tensor:
         return said.mean(-1)
 
+    def goal(self, value: Tensor, weight: Tensor) -> Tensor:
+        return value
+
+    def goal_mean(self, goal: Tensor) -> Tensor:
+        return goal.mean(-1)
+
     def follow(self, z: Tensor, p: Tensor, cost: Tensor) -> Follows:
         """Over choices, values of the same rank are averaged."""
         heap = self.split(z).movedim(0, -1).flatten(-2)  # [*, K, W E]
@@ -132,7 +145,7 @@ class Quantile(Scalar):
         return quantile_loss(said, self.tau, goal, 1.0)
 
 
-class Atoms(Scalar):
+class Atoms(Several):
     """Logits over atoms; cross-entropy to the goal's distribution over them."""
 
     def __init__(self, branches: tuple[int, ...], target: str, atoms: int, low: float, high: float) -> None:
