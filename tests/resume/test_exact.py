@@ -83,6 +83,17 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "nested observations, hybrid actions": (Nested, "ppo", {"num_envs": 2, "memory": "gru"}),
     "nested observations, hybrid actions, replay": (Nested, "sac", {"num_envs": 2, "steps": 200}),
     "masks": ("kumite/Mask-v0", "ppo", {"num_envs": 2}),
+    "batch norms, dropout, bounded rewards": (
+        "Pendulum-v1",
+        "sac",
+        {"joint": True, "critic.norm": "renorm", "critic.dropout": 0.1, "normalize_reward": True, "reward_bound": 5.0}
+        | SHORT,
+    ),
+    "moved images, what the critics see, quantiles": (
+        Nested,
+        "sac",
+        {"num_envs": 2, "steps": 200, "augment": "shift", "share_encoder": True, "head": "quantile"},
+    ),
 }
 
 
