@@ -50,6 +50,17 @@ class Batch(NamedTuple):
         centred = x - (x * self.mask).sum() / n
         return centred / (((centred.square() * self.mask).sum() / (n - 1)).sqrt() + 1e-8)
 
+    def repeated(self, n: int) -> Batch:
+        """Every row n times, copies of the whole batch side by side: [n B] or [T, n B]."""
+
+        def again(x: Tensor) -> Tensor:
+            return torch.cat([x] * n, self.mask.dim() - 1)
+
+        rows = self._replace(core={}, burn_in=0, steps=None)._asdict()
+        twice = tree.map(again, {k: v for k, v in rows.items() if isinstance(v, (Tensor, dict))})
+        core = tree.map(lambda x: torch.cat([x] * n), self.core)
+        return self._replace(**twice)._replace(core=core, steps=self.steps and self.steps.repeated(n))
+
     def of(self, net: str) -> Batch:
         """The batch as one net sees it: with its own recurrent state."""
         return self._replace(core=self.core.get(net, {}))

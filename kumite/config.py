@@ -501,6 +501,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "gamma": (0, 1),  # or -1
     "adam_beta": (0, 1),
     "augment_pixels": (1, math.inf),
+    "augment_views": (1, math.inf),
     "reward_bound": (0, math.inf),
     "dropout": (0, 1),
     "quantiles": (1, math.inf),

@@ -163,6 +163,7 @@ ROWS: dict[str, Row] = {
         " pixels",
         {
             **PIXELS,
+            "augment_views": 2,
             "lr": 1e-3,
             "alpha_init": 0.1,
             "policy_delay": 2,

@@ -126,7 +126,7 @@ class DQN(OffPolicy):
         after = self.target.next(b)
         guide = self.online.next(b) if cfg.double else after
         best = greedy(head.mean(guide.z), self.action.branches, self.online.torso.next_entry(b, "mask"))
-        y = head.target(head.taken(after, best), move)
+        y = self.over_views(head.target(head.taken(after, best), move))
 
         def loss_fn(net: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             said = head.taken(net(b), b.action["d"])

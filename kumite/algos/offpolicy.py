@@ -55,6 +55,8 @@ class OffPolicyConfig(AlgoConfig):
     """shift: images are moved at random whenever they are learned from (DrQ)."""
     augment_pixels: int = 4
     """shift: by up to so many pixels each way."""
+    augment_views: int = 1
+    """shift: so many moved copies of a row are learned from at once, with the mean of their goals."""
     burn_in: int = 0
     """With memory: rows before each sequence that only refresh its state."""
     priority: float = 0.0
@@ -85,6 +87,7 @@ class OffPolicy(Algorithm):
             raise UserError("--batch-size 0: replay has no whole to take; expected at least 1")
         self.reward_norm = RewardNorm(slots, cfg.gamma, cfg.reward_clip, cfg.reward_bound)
         self.shift = Shift(obs_space, cfg.augment_pixels) if cfg.augment == "shift" else None
+        self.views = cfg.augment_views if self.shift else 1
         self.ratio = Ratio(cfg.update_ratio, cfg.warmup)
         self.torsos: dict[str, Torso] = {}
         self.optimizers: tuple[Adam, ...] = ()
@@ -148,7 +151,9 @@ class OffPolicy(Algorithm):
             b = sequences(stream, *drawn[:2], self.span, cfg.burn_in, cfg.n_step, cfg.gamma, self.single_steps)
         else:
             b = transitions(stream, *drawn[:2], cfg.n_step, cfg.gamma, self.single_steps)
-        return drawn, b if drawn.weight is None else b._replace(weight=drawn.weight.expand_as(b.mask))
+        if drawn.weight is not None:
+            b = b._replace(weight=drawn.weight.expand_as(b.mask))
+        return drawn, b if self.views == 1 else b.repeated(self.views)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -164,7 +169,7 @@ class OffPolicy(Algorithm):
             out = self.step_update(b, *self.choices())
             if drawn.leaf is not None and out.priority is not None:
                 error = over_time(out.priority, b.mask, self.cfg.priority_mix) if self.span else out.priority
-                self.sampler.tell(drawn, error)
+                self.sampler.tell(drawn, error.unflatten(0, (self.views, -1)).mean(0))
             metrics.append(out.metrics)
         return metrics
 
@@ -187,6 +192,14 @@ class OffPolicy(Algorithm):
         if self.cfg.normalize_reward:
             b = b._replace(reward=self.reward_norm(b.reward))
         return b if b.steps is None else b._replace(steps=self.prepared(b.steps))
+
+    def over_views(self, goal: Tensor) -> Tensor:
+        """What the moved copies of a row are to learn: the mean of what each would. [*, ...] -> [*, ...]."""
+        if self.views == 1:
+            return goal
+        rows = 1 if self.span else 0
+        each = goal.unflatten(rows, (self.views, -1))
+        return each.mean(rows, keepdim=True).expand_as(each).flatten(rows, rows + 1)
 
     def drawn(self, z: Tensor) -> Tensor:
         """What the ensemble says, or a random part of it: [E, ...] -> [subset, ...]."""

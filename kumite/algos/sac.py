@@ -192,9 +192,9 @@ class SAC(OffPolicy):
         value, weight = values.follow(self.drawn(z), policy.d.p, self.price(policy, alpha))
         value = value - (alpha[0] * new.log_c)[..., None]
         if b.steps is None:
-            return values.goal(b.reward[..., None] + b.discount[..., None] * value, weight)
+            return self.over_views(values.goal(b.reward[..., None] + b.discount[..., None] * value, weight))
         y = self.corrected(b.steps, Follows(value, weight).mean())[..., None]
-        return values.goal(y, torch.ones_like(y))
+        return self.over_views(values.goal(y, torch.ones_like(y)))
 
     def corrected(self, steps: Batch, value: Tensor) -> Tensor:
         """n-step returns from steps of older policies, by the values of what follows each."""

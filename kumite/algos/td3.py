@@ -117,6 +117,7 @@ class TD3(OffPolicy):
         one = torch.ones_like(c[..., :1])
         after = values.follow(self.drawn(self.target.next(for_critic, c.clamp(-1, 1))), one, one - 1)
         goal = values.goal(b.reward[..., None] + b.discount[..., None] * after.value, after.weight)
+        goal = self.over_views(goal)
 
         def critic_loss(critic: Any) -> tuple[Tensor, Tensor]:
             said = critic(for_critic, b.action["c"])  # [E, *, W]

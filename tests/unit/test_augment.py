@@ -138,6 +138,39 @@ def test_the_images_of_a_sequence_move_alike(kind: str) -> None:
     assert b.next_obs == {}
 
 
+@pytest.mark.parametrize("kind", ["sac", "td3", "dqn"])
+@pytest.mark.parametrize("memory", ["none", "gru"])
+def test_copies_of_a_row_move_apart_and_share_a_goal(kind: str, memory: str) -> None:
+    """Three times the rows, the mean of their goals, and one priority per row that was drawn."""
+    net = replace(SMALL, memory=memory, memory_width=6)
+    nets = {"critic": net} | ({} if kind == "dqn" else {"actor": net})
+    algo = make(kind, **nets, chunk=4, augment_views=3, priority=0.6, batch_size=32)
+    stream = filled(algo)
+    assert algo.sampler.ready(stream)
+    drawn, raw = algo.sample(stream)
+    n = drawn.row.shape[0]
+    b = algo.prepared(raw)
+    assert b.mask.shape == ((3 * n,) if memory == "none" else (4, 3 * n))
+    rows = 0 if memory == "none" else 1
+    for x in (raw.reward, raw.weight, raw.obs["arm"], raw.obs["eye"], *raw.action.values()):
+        first, *others = x.chunk(3, rows)
+        assert all(torch.equal(first, other) for other in others)
+    for a, c in zip(raw.core.get("critic", {}).values(), b.core.get("critic", {}).values(), strict=True):
+        assert a.shape[0] == 3 * n
+        assert torch.equal(a, c)
+    eyes = b.obs["eye"].chunk(3, rows)
+    assert not torch.equal(eyes[0], eyes[1])
+    goal = torch.randn(*b.mask.shape, 5)
+    mean = torch.stack(goal.chunk(3, rows)).mean(0)
+    torch.testing.assert_close(algo.over_views(goal), torch.cat([mean] * 3, rows))
+    told = []
+    algo.sampler.tell = lambda drawn, error: told.append((drawn.row.shape, error.shape))
+    algo.ratio.due = lambda step: 2
+    algo.learn(stream, 10, 100)
+    assert len(told) == 2
+    assert all(rows == errors for rows, errors in told)
+
+
 def test_without_it_images_stay() -> None:
     raw, b = raw_and_prepared(make("sac", augment="none"))
     assert torch.equal(b.obs["eye"], raw.obs["eye"])
