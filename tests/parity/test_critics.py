@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kumite.algos import ROWS
+from kumite.algos.dqn import DQN, DQNConfig
 from kumite.algos.sac import SAC, SACConfig
 from kumite.algos.td3 import TD3, TD3Config
 from kumite.batch import Batch
@@ -351,6 +352,18 @@ def test_dropout_rests_while_a_memory_acts(place: str) -> None:
     first, again = (algo.act(obs, core, False) for _ in range(2))
     assert torch.equal(first.action["c"], again.action["c"])
     assert torch.equal(first.core["critic"]["h"], again.core["critic"]["h"])
+
+
+def test_dropout_rests_while_values_of_choices_act() -> None:
+    net = replace(DROPPING, depth=3)
+    algo, b = DQN({"obs": Spec((3,))}, ActionSpec(0, (4,)), 4, DQNConfig(critic=net)), batch(ActionSpec(0, (4,)))
+    assert len(dropouts(algo.online.torso)) == 2
+    assert len(dropouts(algo.online.head)) == 1
+    obs = {"obs": b.obs["obs"]}
+    assert torch.equal(algo.online.step(obs, {})[0], algo.online.step(obs, {})[0])
+    assert not torch.equal(algo.online(b).z, algo.online(b).z)
+    x = torch.randn(5, algo.online.torso.size)
+    assert not torch.equal(algo.online.head(x).z, algo.online.head(x).z)
 
 
 # -- compiled ---------------------------------------------------------------------------------------------------------
