@@ -64,6 +64,7 @@ class DQN(OffPolicy):
     Config = DQNConfig
     cfg: DQNConfig
     actions = ("discrete", "multi-discrete")
+    nets = ("critic",)
 
     def __init__(self, obs_space: dict[str, Spec], action: ActionSpec, slots: int, cfg: DQNConfig) -> None:
         super().__init__(obs_space, action, slots, cfg)
