@@ -49,7 +49,7 @@ HOMES = list({row.home: name for name, row in reversed(ROWS.items())}.values())[
 """One name per file of arithmetic: what does not depend on a name's numbers is tested with these."""
 SMALL: dict[str, Any] = {
     "num_envs": 2,
-    "horizon": 8,
+    "horizon": 4,
     "minibatches": 2,
     "batch_size": 8,
     "epochs": 2,
@@ -108,11 +108,15 @@ def equal(a: Any, b: Any) -> bool:
     return bool(np.array_equal(a, b))
 
 
+def learn(agent: Agent, updates: int) -> None:
+    until = agent.algo.updates + updates
+    agent.learn(1000, callback=lambda run: run.algo.updates < until)
+    assert agent.algo.updates >= until
+
+
 def check_learning(agent: Agent, updates: int = 12) -> None:
     before = [p.clone() for p in agent.algo.parameters()]
-    made = agent.algo.updates + updates
-    agent.learn(1000, callback=lambda run: run.algo.updates < made)  # a loss that is not a number would end it
-    assert agent.algo.updates >= made
+    learn(agent, updates)  # a loss that is not a number would end it
     assert all(p.isfinite().all() for p in agent.algo.parameters())
     changed = [not torch.equal(p, q) for p, q in zip(agent.algo.parameters(), before, strict=True)]
     assert sum(changed) > len(changed) / 2
@@ -130,7 +134,7 @@ def check_resuming(agent: Agent, folder: Path) -> Agent:
     again = kumite.load(folder / "saved", env=agent.source)
     assert again.env_step == agent.env_step
     for each in (agent, again):
-        each.learn(18)
+        learn(each, 3)
     assert again.algo.updates == agent.algo.updates
     assert not differences(everything(agent, folder / "one"), everything(again, folder / "two"))
     return again
