@@ -87,19 +87,21 @@ class Sums:
     rounding cannot lead beyond the last one. Nothing synchronises with a device.
     """
 
-    BLOCK = 64
+    SHIFT = 6
+    BLOCK = 1 << SHIFT
 
     def __init__(self, size: int, device: Any = None) -> None:
         blocks = -(-size // self.BLOCK)
         self.leaf = torch.zeros(blocks * self.BLOCK, device=device)
         self.rows = self.leaf.view(blocks, self.BLOCK)
         self.block = torch.zeros(blocks, device=device)
+        self.sums = torch.zeros(blocks, dtype=torch.float64, device=device)
         self.strata = torch.ones(0)
 
     def put(self, leaf: Tensor, value: Tensor) -> None:
         """Of a leaf that is named twice the larger value stays, in whatever order a device writes."""
         self.leaf.scatter_reduce_(0, leaf, value, "amax", include_self=False)
-        block = leaf // self.BLOCK
+        block = leaf >> self.SHIFT
         self.block.scatter_(0, block, self.rows.index_select(0, block).sum(-1))
 
     def fill(self, first: int, value: Tensor) -> None:
@@ -114,8 +116,8 @@ class Sums:
         if self.strata.shape[0] != size:
             self.strata = torch.arange(size, dtype=torch.float64, device=self.leaf.device)
         part, within = 1 - torch.rand(2, size, device=self.leaf.device)  # (0, 1]
-        sums = self.block.cumsum(0, dtype=torch.float64)
-        block = torch.searchsorted(sums, (self.strata + part) / size * sums[-1])
+        sums = torch.cumsum(self.block, 0, dtype=torch.float64, out=self.sums)
+        block = torch.searchsorted(sums, (self.strata + part).div_(size).mul_(sums[-1]))
         sums = self.rows.index_select(0, block).cumsum(-1)
         leaf = torch.searchsorted(sums, within[:, None] * sums[:, -1:])
         return torch.add(leaf[:, 0], block, alpha=self.BLOCK)
