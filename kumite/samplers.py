@@ -164,12 +164,18 @@ class Prioritized(Uniform):
         weight = (p.amin() / p).pow(linear(*self.beta, share))
         alone = stream.slots == 1
         at, slot = (leaf, torch.zeros_like(leaf)) if alone else (leaf // self.slots, leaf % self.slots)
-        first = self.first if stream.level else self.first.index_select(0, slot)
-        return Draw(((at - first) % self.ring + first) * self.stride, slot, weight, leaf)
+        candidate = self._candidate(at, self.first if stream.level else self.first.index_select(0, slot))
+        return Draw(candidate * self.stride if self.stride > 1 else candidate, slot, weight, leaf)
+
+    def _candidate(self, at: Tensor, first: Any) -> Tensor:
+        """The one at this place of the ring: the places before `first`'s are a round further."""
+        begin = first % self.ring
+        return torch.add(at + (first - begin), (at < begin).long(), alpha=self.ring)
 
     def tell(self, drawn: Draw, error: Tensor) -> None:
         if self.sums is not None and drawn.leaf is not None:
-            value = (error + self.eps).clamp(max=self.clip).pow(self.alpha)
+            value = error + self.eps
+            value = (value.clamp_(max=self.clip) if self.clip < math.inf else value).pow_(self.alpha)
             self.most = torch.maximum(self.most, value.amax())
             self.sums.put(drawn.leaf, value)
 

@@ -291,6 +291,19 @@ def test_rows_that_refresh_the_memory(name: str, tmp_path: Path) -> None:
     check_all(make(name, "vector", kinds(name)[-1], "lstm-before", n_step=3, burn_in=2, priority=0.6), tmp_path)
 
 
+@pytest.mark.parametrize("name", names_with("n_step", "buffer_size", among=HOMES))
+def test_more_steps_than_replay_holds_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"--n-step 40 needs 40 rows in a line.*ask for fewer steps or a larger buffer"):
+        make(name, action=kinds(name)[0], n_step=40)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("name", names_with("correction", among=HOMES))
+def test_corrected_targets(name: str, action: str, tmp_path: Path) -> None:
+    memory = "gru-before" if action in ("discrete", "hybrid") else "none"
+    check_all(make(name, "vector", action, memory, n_step=3, correction="retrace", priority=0.6), tmp_path)
+
+
 @pytest.mark.parametrize("numbers", [{"squash": True}, {"state_std": True}, {"std": "softplus", "log_std_init": -1.0}])
 @pytest.mark.parametrize("action", ["continuous", "hybrid"])
 @pytest.mark.parametrize("name", names_with("squash", "state_std", "std", among=HOMES))
