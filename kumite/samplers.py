@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kumite import native
 from kumite.schedules import linear
 from kumite.stream import Stream
 
@@ -89,14 +90,19 @@ class Sums:
 
     SHIFT = 6
     BLOCK = 1 << SHIFT
+    LARGE = 256
+    """From so many blocks on a CPU searches them with native.draw."""
 
     def __init__(self, size: int, device: Any = None) -> None:
         blocks = -(-size // self.BLOCK)
         self.leaf = torch.zeros(blocks * self.BLOCK, device=device)
         self.rows = self.leaf.view(blocks, self.BLOCK)
         self.block = torch.zeros(blocks, device=device)
-        self.sums = torch.zeros(blocks, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(
+            blocks, dtype=torch.float64, device=device
+        )  # partial sums of blocks, made for each draw
         self.strata = torch.ones(0)
+        self.native = native.draw() if blocks >= self.LARGE and self.leaf.device.type == "cpu" else None
 
     def put(self, leaf: Tensor, value: Tensor) -> None:
         """Of a leaf that is named twice the larger value stays, in whatever order a device writes."""
@@ -113,9 +119,22 @@ class Sums:
 
     def draw(self, size: int) -> Tensor:
         """Leaves, one from each of `size` equal parts of the total."""
+        chance = 1 - torch.rand(
+            2, size, device=self.leaf.device
+        )  # (0, 1]: which place of a part, which leaf of a block
+        return self._search(chance, size) if self.native is None else self._search_natively(chance, size)
+
+    def _search_natively(self, chance: Tensor, size: int) -> Tensor:
+        leaf = torch.empty(size, dtype=torch.int64)
+        numbers, blocks, sums, at = (x.data_ptr() for x in (self.leaf, self.block, self.sums, chance))
+        assert self.native is not None
+        self.native(numbers, blocks, self.block.shape[0], sums, at, at + 4 * size, size, leaf.data_ptr())
+        return leaf
+
+    def _search(self, chance: Tensor, size: int) -> Tensor:
         if self.strata.shape[0] != size:
             self.strata = torch.arange(size, dtype=torch.float64, device=self.leaf.device)
-        part, within = 1 - torch.rand(2, size, device=self.leaf.device)  # (0, 1]
+        part, within = chance
         sums = torch.cumsum(self.block, 0, dtype=torch.float64, out=self.sums)
         block = torch.searchsorted(sums, (self.strata + part).div_(size).mul_(sums[-1]))
         sums = self.rows.index_select(0, block).cumsum(-1)
