@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kumite import native
 from kumite.schedules import linear
 from kumite.stream import Stream
 
@@ -87,19 +88,26 @@ class Sums:
     rounding cannot lead beyond the last one. Nothing synchronises with a device.
     """
 
-    BLOCK = 64
+    SHIFT = 6
+    BLOCK = 1 << SHIFT
+    LARGE = 256
+    """From so many blocks on a CPU searches them with native.draw."""
 
     def __init__(self, size: int, device: Any = None) -> None:
         blocks = -(-size // self.BLOCK)
         self.leaf = torch.zeros(blocks * self.BLOCK, device=device)
         self.rows = self.leaf.view(blocks, self.BLOCK)
         self.block = torch.zeros(blocks, device=device)
+        self.sums = torch.zeros(
+            blocks, dtype=torch.float64, device=device
+        )  # partial sums of blocks, made for each draw
         self.strata = torch.ones(0)
+        self.native = native.draw() if blocks >= self.LARGE and self.leaf.device.type == "cpu" else None
 
     def put(self, leaf: Tensor, value: Tensor) -> None:
         """Of a leaf that is named twice the larger value stays, in whatever order a device writes."""
         self.leaf.scatter_reduce_(0, leaf, value, "amax", include_self=False)
-        block = leaf // self.BLOCK
+        block = leaf >> self.SHIFT
         self.block.scatter_(0, block, self.rows.index_select(0, block).sum(-1))
 
     def fill(self, first: int, value: Tensor) -> None:
@@ -111,11 +119,24 @@ class Sums:
 
     def draw(self, size: int) -> Tensor:
         """Leaves, one from each of `size` equal parts of the total."""
+        chance = 1 - torch.rand(
+            2, size, device=self.leaf.device
+        )  # (0, 1]: which place of a part, which leaf of a block
+        return self._search(chance, size) if self.native is None else self._search_natively(chance, size)
+
+    def _search_natively(self, chance: Tensor, size: int) -> Tensor:
+        leaf = torch.empty(size, dtype=torch.int64)
+        numbers, blocks, sums, at = (x.data_ptr() for x in (self.leaf, self.block, self.sums, chance))
+        assert self.native is not None
+        self.native(numbers, blocks, self.block.shape[0], sums, at, at + 4 * size, size, leaf.data_ptr())
+        return leaf
+
+    def _search(self, chance: Tensor, size: int) -> Tensor:
         if self.strata.shape[0] != size:
             self.strata = torch.arange(size, dtype=torch.float64, device=self.leaf.device)
-        part, within = 1 - torch.rand(2, size, device=self.leaf.device)  # (0, 1]
-        sums = self.block.cumsum(0, dtype=torch.float64)
-        block = torch.searchsorted(sums, (self.strata + part) / size * sums[-1])
+        part, within = chance
+        sums = torch.cumsum(self.block, 0, dtype=torch.float64, out=self.sums)
+        block = torch.searchsorted(sums, (self.strata + part).div_(size).mul_(sums[-1]))
         sums = self.rows.index_select(0, block).cumsum(-1)
         leaf = torch.searchsorted(sums, within[:, None] * sums[:, -1:])
         return torch.add(leaf[:, 0], block, alpha=self.BLOCK)
@@ -162,12 +183,18 @@ class Prioritized(Uniform):
         weight = (p.amin() / p).pow(linear(*self.beta, share))
         alone = stream.slots == 1
         at, slot = (leaf, torch.zeros_like(leaf)) if alone else (leaf // self.slots, leaf % self.slots)
-        first = self.first if stream.level else self.first.index_select(0, slot)
-        return Draw(((at - first) % self.ring + first) * self.stride, slot, weight, leaf)
+        candidate = self._candidate(at, self.first if stream.level else self.first.index_select(0, slot))
+        return Draw(candidate * self.stride if self.stride > 1 else candidate, slot, weight, leaf)
+
+    def _candidate(self, at: Tensor, first: Any) -> Tensor:
+        """The one at this place of the ring: the places before `first`'s are a round further."""
+        begin = first % self.ring
+        return torch.add(at + (first - begin), (at < begin).long(), alpha=self.ring)
 
     def tell(self, drawn: Draw, error: Tensor) -> None:
         if self.sums is not None and drawn.leaf is not None:
-            value = (error + self.eps).clamp(max=self.clip).pow(self.alpha)
+            value = error + self.eps
+            value = (value.clamp_(max=self.clip) if self.clip < math.inf else value).pow_(self.alpha)
             self.most = torch.maximum(self.most, value.amax())
             self.sums.put(drawn.leaf, value)
 

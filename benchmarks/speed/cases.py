@@ -102,6 +102,7 @@ def all_cases() -> list[Case]:
             cases.append(Case(f"{part}/{name}", lambda s=setup, p=part: piece(s, p, compile="off")))
         if name in COMPILED:
             cases.append(Case(f"update/{name}/compiled", lambda s=setup: piece(s, "update", compile="on")))
+    cases.append(Case("replay/prioritized", prioritized))
     for name, (env, copies, config) in ENVS.items():
         cases.append(Case(f"env/{name}", lambda e=env, k=copies, c=config: stepping(e, k, c), unit="step"))
     return cases
@@ -181,6 +182,26 @@ def sampling(made: Any, run: Any) -> Call:
         algo.learn(stream, run.env_step, 10**9)
 
     return again
+
+
+def prioritized(rows: int = 2**20, batch: int = 256) -> tuple[Call, float]:
+    """Rows of a full replay drawn by their priorities, and their new priorities written."""
+    import torch
+
+    from kumite.samplers import Prioritized
+    from kumite.stream import Stream
+    from kumite.types import Step
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    stream, flag = Stream(rows, 1), torch.zeros(1, dtype=torch.bool)
+    stream.observe(Step({}, torch.zeros(1), flag, flag))
+    stream.clock = rows + 1_000_000  # it has wrapped
+    stream.count.fill_(stream.clock)
+    sampler = Prioritized(1)
+    sampler.follow(stream).fill(0, torch.rand(rows))
+    error = torch.rand(batch)
+    return lambda: sampler.tell(sampler.draw(stream, batch), error), 1
 
 
 def stepping(env: str, copies: int, config: dict[str, Any]) -> tuple[Call, float]:

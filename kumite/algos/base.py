@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from kumite.batch import Batch
+from kumite.errors import UserError
 from kumite.nn.adam import Adam
 from kumite.nn.config import Net
 from kumite.nn.norm import ObsNorm
@@ -70,6 +71,8 @@ class Algorithm(nn.Module):
     """Kinds of actions it can do."""
     memory: ClassVar[bool] = True
     """Works with --memory."""
+    nets: ClassVar[tuple[str, ...]] = ("actor", "critic")
+    """The nets it has; settings of another one are refused."""
 
     cfg: AlgoConfig
     span: int | None = None
@@ -78,10 +81,21 @@ class Algorithm(nn.Module):
     def __init__(self, obs_space: dict[str, Spec], action: ActionSpec, slots: int, cfg: AlgoConfig) -> None:
         super().__init__()
         self.obs_space, self.action, self.slots, self.cfg = obs_space, action, slots, cfg
+        self._refuse_others()
         self.updates = 0
         self.graph: Callable[..., Out] | None = None
         self.graph_works = False
         self.norm = ObsNorm(obs_space if cfg.normalize_obs else {}, cfg.obs_clip)
+
+    def _refuse_others(self) -> None:
+        """Settings of a net that is not there; what both nets say alike (--memory, --encoder) may stay."""
+        here = getattr(self.cfg, self.nets[0])
+        for net in {"actor", "critic"} - set(self.nets):
+            for f in fields(Net):
+                value = getattr(getattr(self.cfg, net), f.name)
+                if value not in (getattr(Net(), f.name), getattr(here, f.name)):
+                    name, flag = type(self).__name__, f.name.replace("_", "-")
+                    raise UserError(f"{name} has no {net}: say --{self.nets[0]}.{flag} in place of --{net}.{flag}")
 
     def make_stream(self, device: Any = "cpu") -> Stream:
         """The storage this algorithm learns from."""

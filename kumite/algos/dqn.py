@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kumite.algos.offpolicy import OffPolicy, OffPolicyConfig
 from kumite.batch import Batch
+from kumite.errors import UserError
 from kumite.nn.adam import polyak_
 from kumite.nn.heads import ValueConfig, ValueNet, greedy, still
 from kumite.returns import squash, unsquash
@@ -64,9 +65,12 @@ class DQN(OffPolicy):
     Config = DQNConfig
     cfg: DQNConfig
     actions = ("discrete", "multi-discrete")
+    nets = ("critic",)
 
     def __init__(self, obs_space: dict[str, Spec], action: ActionSpec, slots: int, cfg: DQNConfig) -> None:
         super().__init__(obs_space, action, slots, cfg)
+        if cfg.critics != 1:
+            raise UserError(f"--critics {cfg.critics}: DQN has one net of values; SAC and TD3 have ensembles")
         self.online = ValueNet(obs_space, action.branches, cfg.critic, cfg.chunk, cfg)
         self.target = deepcopy(self.online).requires_grad_(False)
         self.adam = self.adam_of(self.online)

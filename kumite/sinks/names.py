@@ -57,6 +57,7 @@ TABLE = (
         "their mean length",
     ),
     _row("rollout/success_rate", "rollout/success_rate", "", "", "share of them that succeeded, where that is known"),
+    _row("rollout/exploration_rate", "rollout/exploration_rate", "", "", "DQN: share of random choices"),
     _row(
         "time/fps", "time/fps", "charts/SPS", "performance/step_inference_rl_update_fps", "environment steps a second"
     ),
@@ -65,7 +66,7 @@ TABLE = (
     _row("eval/success_rate", "eval/success_rate", "", "", "share of them that succeeded"),
     _row("train/n_updates", "train/n_updates", "", "", "gradient steps so far"),
     _row("train/learning_rate", "train/learning_rate", "charts/learning_rate", "info/last_lr", "step size"),
-    _row("train/loss", "train/loss", "", "", "PPO, A2C: the whole loss"),
+    _row("train/loss", "train/loss", "", "", "PPO, A2C, DQN: the whole loss"),
     _row(
         "train/policy_gradient_loss",
         "train/policy_gradient_loss",
@@ -89,15 +90,15 @@ TABLE = (
         "PPO, A2C: divergence from the policy that acted (exact; theirs are estimates)",
     ),
     _row("train/clip_fraction", "train/clip_fraction", "losses/clipfrac", "", "PPO: share of clipped ratios"),
-    _row("train/actor_loss", "train/actor_loss", "losses/actor_loss", "losses/a_loss", "SAC: the policy's loss"),
+    _row("train/actor_loss", "train/actor_loss", "losses/actor_loss", "losses/a_loss", "SAC, TD3: the policy's loss"),
     _row(
         "train/critic_loss",
         "0.5 train/critic_loss",
         "0.5 losses/qf_loss",
         "0.5 losses/c1_loss",
-        "SAC: squared errors, summed over the critics; the factor makes the mean of two",
+        "SAC, TD3: squared errors, summed over the critics; the factor makes the mean of two",
     ),
-    _row("train/q", "", "losses/qf1_values", "", "SAC: mean value of what was done (CleanRL: the first critic's)"),
+    _row("train/q", "", "losses/qf1_values", "", "mean value of what was done (CleanRL: the first critic's)"),
     _row("train/ent_coef", "train/ent_coef", "losses/alpha", "info/alpha", "SAC: the temperature"),
 )
 

@@ -1,10 +1,13 @@
-"""Every algorithm with every kind of action, memory and observation: it learns, acts, saves and comes back."""
+"""Every algorithm with every kind of action it claims, memory, n steps, priorities and observation: it learns, saves,
+comes back bit for bit, acts and is evaluated. What it does not claim is refused at once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from functools import partial
-from itertools import cycle, product
+from itertools import combinations, cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,12 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 import kumite
+from kumite import checkpoint
 from kumite.agent import Agent
 from kumite.algos import ROWS, algorithm
 from kumite.config import keys, run_type
 from kumite.errors import UserError
+from tests.resume.records import differences
 
 ACTIONS: dict[str, spaces.Space[Any]] = {
     "continuous": spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32)),
@@ -44,7 +49,7 @@ HOMES = list({row.home: name for name, row in reversed(ROWS.items())}.values())[
 """One name per file of arithmetic: what does not depend on a name's numbers is tested with these."""
 SMALL: dict[str, Any] = {
     "num_envs": 2,
-    "horizon": 8,
+    "horizon": 4,
     "minibatches": 2,
     "batch_size": 8,
     "epochs": 2,
@@ -52,7 +57,8 @@ SMALL: dict[str, Any] = {
     "quiet": True,
     "warmup": 12,
     "buffer_size": 60,
-    "update_ratio": 0.25,
+    "update_ratio": 1.0,
+    "target_every": 8,
     "normalize_obs": True,
     "normalize_reward": True,
 }
@@ -102,13 +108,36 @@ def equal(a: Any, b: Any) -> bool:
     return bool(np.array_equal(a, b))
 
 
-def check_learning(agent: Agent, steps: int = 48) -> None:
+def learn(agent: Agent, updates: int) -> None:
+    until = agent.algo.updates + updates
+    agent.learn(1000, callback=lambda run: run.algo.updates < until)
+    assert agent.algo.updates >= until
+
+
+def check_learning(agent: Agent, updates: int = 12) -> None:
     before = [p.clone() for p in agent.algo.parameters()]
-    agent.learn(steps)  # a loss that is not a number would end it
-    assert agent.algo.updates > 0
+    learn(agent, updates)  # a loss that is not a number would end it
     assert all(p.isfinite().all() for p in agent.algo.parameters())
     changed = [not torch.equal(p, q) for p, q in zip(agent.algo.parameters(), before, strict=True)]
     assert sum(changed) > len(changed) / 2
+
+
+def everything(agent: Agent, folder: Path) -> dict[str, Any]:
+    """What a checkpoint holds, apart from clocks."""
+    agent.save(folder)
+    return {k: v for k, v in checkpoint.read(folder).items() if k not in ("logger", "timers")}
+
+
+def check_resuming(agent: Agent, folder: Path) -> Agent:
+    """Saved, loaded and learned on = learned on, bit for bit."""
+    agent.save(folder / "saved")
+    again = kumite.load(folder / "saved", env=agent.source)
+    assert again.env_step == agent.env_step
+    for each in (agent, again):
+        learn(each, 3)
+    assert again.algo.updates == agent.algo.updates
+    assert not differences(everything(agent, folder / "one"), everything(again, folder / "two"))
+    return again
 
 
 def check_acting(agent: Agent, other: Agent | None = None) -> None:
@@ -132,48 +161,90 @@ def check_acting(agent: Agent, other: Agent | None = None) -> None:
                 assert equal(action, same)
 
 
-def check_all(agent: Agent, folder: Path) -> None:
-    check_learning(agent)
-    check_acting(agent)
+def check_all(agent: Agent, folder: Path, updates: int = 12) -> None:
+    check_learning(agent, updates)
+    again = check_resuming(agent, folder)
+    check_acting(agent, again)
     assert len(agent.evaluate(3).returns) == 3
-    agent.save(folder / "saved")
-    check_acting(agent, kumite.load(folder / "saved"))
-
-
-def combinations() -> list[tuple[str, str, str, str]]:
-    """Every name with every kind of action and observation, with and without memory; every memory for every file."""
-    every = list(product(ROWS, ACTIONS, ("none", "gru-before"), OBSERVATIONS))
-    rest = [memory for memory in MEMORIES if memory not in ("none", "gru-before")]
-    views = cycle(OBSERVATIONS)
-    return every + [(*parts, next(views)) for parts in product(HOMES, ACTIONS, rest)]
-
-
-@pytest.mark.parametrize(("name", "action", "memory", "observation"), combinations())
-def test_every_combination(name: str, action: str, memory: str, observation: str, tmp_path: Path) -> None:
-    if action not in algorithm(name).actions or (memory != "none" and not algorithm(name).memory):
-        with pytest.raises(UserError):
-            make(name, observation, action, memory)
-        return
-    check_all(make(name, observation, action, memory), tmp_path)
-
-
-# -- single features --------------------------------------------------------------------------------------------------
 
 
 def knows(name: str, *fields: str) -> bool:
     return all(field in keys(run_type(name)) for field in fields)
 
 
-def names_with(*fields: str) -> list[str]:
-    return [name for name in ROWS if knows(name, *fields)]
+def names_with(*fields: str, among: Sequence[str] = tuple(ROWS)) -> list[str]:
+    return [name for name in among if knows(name, *fields)]
+
+
+def kinds(name: str) -> list[str]:
+    """The kinds of action it claims."""
+    return [kind for kind in ACTIONS if kind in algorithm(name).actions]
+
+
+# -- everything with everything ---------------------------------------------------------------------------------------
+
+Row = dict[str, Any]
+
+
+def pairwise(factors: dict[str, Sequence[Any]]) -> list[Row]:
+    """Few rows in which any two values of any two factors meet."""
+
+    def met(row: Row) -> set[tuple[tuple[str, Any], ...]]:
+        return set(combinations(row.items(), 2))
+
+    rows: list[Row] = [dict(zip(factors, values, strict=True)) for values in product(*factors.values())]
+    open_pairs, chosen = set().union(*map(met, rows)), []
+    while open_pairs:
+        chosen.append(max(rows, key=lambda row: len(met(row) & open_pairs)))
+        open_pairs -= met(chosen[-1])
+    return chosen
+
+
+def cases() -> Iterator[tuple[str, Row]]:
+    """Every name; and the other memories with every file, whatever its name's numbers."""
+    for name in ROWS:
+        factors: dict[str, Sequence[Any]] = {"action": kinds(name), "observation": list(OBSERVATIONS)}
+        if algorithm(name).memory:
+            factors["memory"] = ["none", "gru-before"]
+        if knows(name, "n_step", "priority"):
+            factors |= {"n_step": [1, 3], "priority": [0.0, 0.6]}
+        yield from ((name, row) for row in pairwise(factors))
+    rest = [memory for memory in MEMORIES if memory not in ("none", "gru-before")]
+    for name in HOMES:
+        views, actions = cycle(OBSERVATIONS), cycle(kinds(name))
+        for memory in rest if algorithm(name).memory else ():
+            yield name, {"action": next(actions), "observation": next(views), "memory": memory}
+
+
+CASES = [pytest.param(name, row, id=f"{name}-" + "-".join(map(str, row.values()))) for name, row in cases()]
+
+
+@pytest.mark.parametrize(("name", "row"), CASES)
+def test_every_name_with_all_it_claims(name: str, row: Row, tmp_path: Path) -> None:
+    check_all(make(name, **row), tmp_path, updates=50)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_actions_that_it_cannot_do_are_refused(name: str) -> None:
+    """With the names of those that can."""
+    for kind in set(ACTIONS) - set(kinds(name)):
+        with pytest.raises(UserError, match=f"^{name} cannot do the {kind} actions of .*; .*PPO.* can$"):
+            make(name, action=kind)
+
+
+# -- single features --------------------------------------------------------------------------------------------------
+
+
+ACTORS = [name for name in HOMES if "actor" in algorithm(name).nets]
+"""Those with two nets: a policy beside its values."""
 
 
 @pytest.mark.parametrize("memory", ["none", "gru-before"])
-@pytest.mark.parametrize("name", HOMES)
+@pytest.mark.parametrize("name", ACTORS)
 def test_an_actor_that_sees_less_than_its_critic(name: str, memory: str, tmp_path: Path) -> None:
     kind = memory.partition("-")[0]
     actor = NET | {"keys": ["arm.joints"], "memory": kind}
-    agent = make(name, "nested", "continuous", memory, actor=actor)
+    agent = make(name, "nested", kinds(name)[0], memory, actor=actor)
     check_all(agent, tmp_path)
     obs = agent.source().observation_space.sample()
     blind = obs | {"eyes": tuple(255 - eye for eye in obs["eyes"])}
@@ -182,16 +253,24 @@ def test_an_actor_that_sees_less_than_its_critic(name: str, memory: str, tmp_pat
     assert not equal(agent.predict(obs)[0], agent.predict(moved)[0])
 
 
+@pytest.mark.parametrize("name", sorted(set(HOMES) - set(ACTORS)))
+def test_settings_of_a_net_that_is_not_there_are_refused(name: str) -> None:
+    """What both nets say alike, by --memory or --encoder, may stay."""
+    with pytest.raises(UserError, match=r"has no actor: say --critic\.width in place of --actor\.width"):
+        make(name, action=kinds(name)[0], actor=NET | {"width": 9})
+    make(name, action=kinds(name)[0], memory="gru", encoder="d2rl")
+
+
 @pytest.mark.parametrize("memories", [("gru", "none"), ("none", "lstm"), ("rnn", "gru")], ids="-".join)
-@pytest.mark.parametrize("name", HOMES)
+@pytest.mark.parametrize("name", ACTORS)
 def test_each_net_has_a_memory_of_its_own(name: str, memories: tuple[str, str], tmp_path: Path) -> None:
     actor, critic = (NET | {"memory": memory} for memory in memories)
-    check_all(make(name, "vector", "hybrid", actor=actor, critic=critic), tmp_path)
+    check_all(make(name, "vector", kinds(name)[-1], actor=actor, critic=critic), tmp_path)
 
 
 @pytest.mark.parametrize("memory", ["none", "lstm-before"])
 @pytest.mark.parametrize("observation", ["vector", "frames"])
-@pytest.mark.parametrize("name", names_with("share"))
+@pytest.mark.parametrize("name", names_with("share", among=HOMES))
 def test_actor_and_critic_on_one_net(name: str, observation: str, memory: str, tmp_path: Path) -> None:
     agent = make(name, observation, "hybrid", memory, share=True)
     apart = make(name, observation, "hybrid", memory)
@@ -199,24 +278,41 @@ def test_actor_and_critic_on_one_net(name: str, observation: str, memory: str, t
     check_all(agent, tmp_path)
 
 
-@pytest.mark.parametrize("memory", ["none", "gru-before"])
+@pytest.mark.parametrize(
+    ("name", "action"),
+    [(name, kind) for name in names_with("critics", "subset", "policy_delay", among=HOMES) for kind in kinds(name)],
+)
+def test_many_critics_and_a_late_policy(name: str, action: str, tmp_path: Path) -> None:
+    check_all(make(name, action=action, critics=5, subset=2, policy_delay=2), tmp_path)
+
+
+@pytest.mark.parametrize("name", names_with("burn_in", "n_step", among=HOMES))
+def test_rows_that_refresh_the_memory(name: str, tmp_path: Path) -> None:
+    check_all(make(name, "vector", kinds(name)[-1], "lstm-before", n_step=3, burn_in=2, priority=0.6), tmp_path)
+
+
+@pytest.mark.parametrize("name", names_with("n_step", "buffer_size", among=HOMES))
+def test_more_steps_than_replay_holds_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"--n-step 40 needs 40 rows in a line.*ask for fewer steps or a larger buffer"):
+        make(name, action=kinds(name)[0], n_step=40)
+
+
 @pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("name", names_with("n_step", "critics", "subset"))
-def test_steps_and_critics(name: str, action: str, memory: str, tmp_path: Path) -> None:
-    more: dict[str, Any] = {"burn_in": 2} if memory != "none" else {}
-    agent = make(name, "vector", action, memory, n_step=3, critics=5, subset=2, policy_delay=2, **more)
-    check_all(agent, tmp_path)
+@pytest.mark.parametrize("name", names_with("correction", among=HOMES))
+def test_corrected_targets(name: str, action: str, tmp_path: Path) -> None:
+    memory = "gru-before" if action in ("discrete", "hybrid") else "none"
+    check_all(make(name, "vector", action, memory, n_step=3, correction="retrace", priority=0.6), tmp_path)
 
 
 @pytest.mark.parametrize("numbers", [{"squash": True}, {"state_std": True}, {"std": "softplus", "log_std_init": -1.0}])
 @pytest.mark.parametrize("action", ["continuous", "hybrid"])
-@pytest.mark.parametrize("name", names_with("squash", "state_std", "std"))
+@pytest.mark.parametrize("name", names_with("squash", "state_std", "std", among=HOMES))
 def test_forms_of_the_policy(name: str, action: str, numbers: dict[str, Any], tmp_path: Path) -> None:
     check_all(make(name, "vector", action, **numbers), tmp_path)
 
 
 @pytest.mark.parametrize("memory", ["none", "lstm-before"])
-@pytest.mark.parametrize("name", HOMES)
+@pytest.mark.parametrize("name", [name for name in HOMES if "discrete" in kinds(name)])
 def test_masks(name: str, memory: str) -> None:
     """The environment raises at an illegal choice: warm-up, training, evaluation and predictions make none."""
     numbers = {k: v for k, v in SMALL.items() if knows(name, k)}
@@ -231,11 +327,11 @@ def test_masks(name: str, memory: str) -> None:
 @pytest.mark.parametrize("encoder", ["mlp", "d2rl", "impala", "simba", "simbav2"])
 @pytest.mark.parametrize("name", HOMES)
 def test_encoders(name: str, encoder: str, tmp_path: Path) -> None:
-    check_all(make(name, "nested", "discrete", encoder=encoder), tmp_path)
+    check_all(make(name, "nested", kinds(name)[0], encoder=encoder), tmp_path)
 
 
 @pytest.mark.parametrize("memory", ["none", "gru-before"])
-@pytest.mark.parametrize("name", names_with("batch_size", "horizon"))
+@pytest.mark.parametrize("name", names_with("batch_size", "horizon", among=HOMES))
 def test_a_whole_roll_out_as_one_batch(name: str, memory: str) -> None:
     agent = make(name, memory=memory, batch_size=0, minibatches=0, epochs=3)
     agent.learn(2 * SMALL["horizon"] + 2)  # one roll-out of two copies; every episode's first Step is none
@@ -243,18 +339,8 @@ def test_a_whole_roll_out_as_one_batch(name: str, memory: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_what_was_loaded_can_go_on_learning(name: str, tmp_path: Path) -> None:
-    agent = make(name)
-    agent.learn(48)
-    agent.save(tmp_path / "saved")
-    again = kumite.load(tmp_path / "saved", env=agent.source)
-    assert again.env_step == agent.env_step
-    check_learning(again)
-
-
-@pytest.mark.parametrize("name", ROWS)
 def test_two_runs_of_one_seed_are_one_run(name: str) -> None:
-    first, second, other = make(name), make(name), make(name, seed=1)
+    first, second, other = (make(name, action=kinds(name)[0], seed=seed) for seed in (0, 0, 1))
     for agent in (first, second, other):
         agent.learn(48)
         torch.rand(3)  # what others draw does not matter

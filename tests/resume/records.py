@@ -23,6 +23,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "a2c": {"steps": 512, "horizon": 8, "chunk": 4},
     "sac": {"steps": 288, "batch_size": 32, "warmup": 50, "buffer_size": 1000, "chunk": 8, "update_ratio": 0.25},
 }
+SMALL |= dict.fromkeys(("td3", "ddpg"), SMALL["sac"])
+SMALL |= dict.fromkeys(("dqn", "iqn", "rainbow"), SMALL["sac"] | {"target_every": 30})
 COMMON: dict[str, Any] = {
     "actor": {"width": 8, "memory_width": 6},
     "critic": {"width": 8, "memory_width": 6},

@@ -76,6 +76,28 @@ CASES: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "sac",
         {"num_envs": 2, "memory": "gru", "burn_in": 4, "update_ratio": 0.13, **SHORT},
     ),
+    "sac, corrected targets, priorities": (
+        "Pendulum-v1",
+        "sac",
+        {"num_envs": 2, "n_step": 3, "correction": "retrace", "priority": 0.6, **SHORT},
+    ),
+    "td3, a walk that fades, three steps, priorities": (
+        "Pendulum-v1",
+        "td3",
+        {"num_envs": 2, "n_step": 3, "priority": 0.6, "noise": {"kind": "ou", "std_end": 0.01}, **SHORT},
+    ),
+    "ddpg, memory, noise drawn per episode": (
+        "Pendulum-v1",
+        "ddpg",
+        {"num_envs": 3, "memory": "gru", "noise": {"copies": "random", "uniform": 0.1}, **SHORT},
+    ),
+    "dqn, memory, priorities of sequences, a ladder": (
+        "CartPole-v1",
+        "dqn",
+        {"num_envs": 2, "memory": "lstm", "n_step": 3, "priority": 0.9, "double": True, "epsilon_ladder": 7.0},
+    ),
+    "rainbow, a ring that wraps": ("CartPole-v1", "rainbow", {"num_envs": 2, "buffer_size": 100}),
+    "iqn, a target that always moves": ("CartPole-v1", "iqn", {"quantiles": 8, "target_every": 0, "tau": 0.01}),
     "frame stack": ("CartPole-v1", "ppo", {"num_envs": 2, "env": {"frame_stack": 3}}),
     "frame stack, replay": ("CartPole-v1", "sac", {"num_envs": 2, "env": {"frame_stack": 3}}),
     "action repeat": ("CartPole-v1", "ppo", {"num_envs": 2, "env": {"action_repeat": 3}}),

@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # From the ground up: a part imports from its own floor and from those below it.
 FLOORS = [
     {"types", "tree", "errors", "version"},
-    {"returns", "stream", "samplers", "batch", "schedules"},
+    {"returns", "stream", "samplers", "native", "batch", "schedules"},
     {"nn"},
     {"algos"},
     {

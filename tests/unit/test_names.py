@@ -110,10 +110,13 @@ def test_no_number_is_lost(style: str) -> None:
         assert len(shown) == len(names) + len(again)
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c", "sac"])
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "sac", "td3", "dqn", "rainbow"])
 def test_the_table_knows_what_is_logged(algo: str, runs: Path) -> None:
-    more: dict[str, Any] = {"warmup": 20, "batch_size": 8} if algo == "sac" else {"horizon": 16, "num_envs": 2}
-    agent = kumite.Agent("Pendulum-v1", algo=algo, track=("csv",), quiet=True, log={"every": 10}, **more)
+    rolls, chooses = algo in ("ppo", "a2c"), algo in ("dqn", "rainbow")
+    more: dict[str, Any] = {"horizon": 16, "num_envs": 2} if rolls else {"warmup": 20, "batch_size": 8}
+    agent = kumite.Agent(
+        "CartPole-v1" if chooses else "Pendulum-v1", algo=algo, track=("csv",), quiet=True, log={"every": 10}, **more
+    )
     agent.learn(64)
     assert agent.path
     names = set(table(agent.path / "metrics.csv")[-1])

@@ -22,11 +22,14 @@ FAMILIES = [
     *("Walker2d-v4", "Walker2d-v5", "envpool:Ant-v4", "envpool:Humanoid-v5", "envpool:InvertedPendulum-v4"),
     *("atari:Pong", "ALE/Breakout-v5", "envpool:Pong-v5", "envpool:Hero-v5", "dmc:walker-walk", "dmc:dog-run"),
 ]
+VALUES = ("dqn", "c51", "qrdqn", "iqn", "rainbow")
+CHOICES = ("CartPole", "Acrobot", "MountainCar-", "LunarLander-", "atari:", "ALE/", "envpool:Pong", "envpool:Hero")
+"""How the names begin whose actions are choices."""
 
 
 def test_presets_belong_to_algorithms() -> None:
     assert {path.stem for path in FILES} <= set(ROWS)
-    assert {"ppo", "a2c", "sac"} <= {path.stem for path in FILES}
+    assert {"ppo", "a2c", "sac", "td3", "ddpg", *VALUES} <= {path.stem for path in FILES}
 
 
 @pytest.mark.parametrize(("algo", "block"), BLOCKS, ids=[f"{a}:{b.pattern[:40]}" for a, b in BLOCKS])
@@ -49,6 +52,13 @@ def test_the_usual_environments_have_presets(algo: str, env: str) -> None:
         assert config.minibatches or rows % config.batch_size == 0 or rows < config.batch_size
 
 
+@pytest.mark.parametrize("algo", [*VALUES, "td3", "ddpg"])
+def test_algorithms_of_one_kind_of_action_know_theirs(algo: str) -> None:
+    for env in FAMILIES:
+        known = any(block.matches(env) for block in c.presets(algo))
+        assert known == (env.startswith(CHOICES) == (algo in VALUES)) or env == "CarRacing-v3", env
+
+
 def test_patterns() -> None:
     block = c.Block("envpool:*-v5 | atari:* | !envpool:Ant-*", "", {})
     assert block.matches("envpool:Pong-v5")
@@ -59,10 +69,11 @@ def test_patterns() -> None:
 
 
 def test_mujoco_and_atari_of_envpool_are_told_apart() -> None:
-    for algo in ("ppo", "a2c", "sac"):
+    for algo in ("ppo", "a2c", "sac", *VALUES):
         for env in ("envpool:Ant-v5", "envpool:HumanoidStandup-v5", "envpool:InvertedDoublePendulum-v5"):
-            assert c.resolve(algo, env).actor.encoder == "auto"
-        assert c.resolve(algo, "envpool:Pong-v5").actor.encoder == "nature"
+            assert c.resolve(algo, env).critic.encoder == "auto"
+        pong = c.resolve(algo, "envpool:Pong-v5")
+        assert "nature" in (pong.actor.encoder, pong.critic.encoder)
 
 
 def test_a_block_must_name_its_source() -> None:

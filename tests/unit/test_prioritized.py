@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kumite import native
 from kumite.samplers import Draw, Prioritized, Sums, over_time
 from kumite.stream import Stream
 from tests.unit.recorded import GOES_ON, IS_CUT, TERMINATES, Case, Event, Recorded, cases
@@ -42,6 +43,37 @@ def test_leaves_are_drawn_in_proportion_to_their_size(size: int, batch: int) -> 
     sums, draws = plain(p), max(60 * size // batch, 200)
     counts = Counter(torch.cat([sums.draw(batch) for _ in range(draws)]).tolist())
     check_frequencies(counts, dict(enumerate(p.tolist())), draws * batch)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 100, 256])
+@pytest.mark.parametrize("size", [Sums.LARGE * Sums.BLOCK, 70_000])
+def test_the_native_search_is_torchs_bit_for_bit(size: int, batch: int) -> None:
+    if native.draw() is None:
+        pytest.skip("no C compiler")
+    for p in (
+        torch.rand(size),
+        torch.rand(size) ** 20,
+        (torch.rand(size) < 0.001).float(),
+        1e8 * torch.rand(size) ** 9,
+    ):
+        sums = plain(p)
+        assert sums.native is not None
+        for _ in range(20):
+            chance = 1 - torch.rand(2, batch)
+            chance[:, -1] = 1.0  # the far end
+            leaf = sums._search_natively(chance, batch)
+            assert torch.equal(leaf, sums._search(chance, batch))
+            sums.put(leaf, torch.rand(batch))
+
+
+def test_without_a_compiler_torch_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in ("", "/tmp"):
+        monkeypatch.setattr(native.shutil, "which", lambda _, path=path: path or None)
+        native.draw.cache_clear()
+        sums = plain(torch.ones(Sums.LARGE * Sums.BLOCK))
+        assert sums.native is None
+        assert sums.draw(8).shape == (8,)
+    native.draw.cache_clear()
 
 
 def test_sizes_of_every_order_are_told_apart() -> None:
