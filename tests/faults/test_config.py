@@ -126,7 +126,7 @@ def test_any_key_is_known_or_refused(layer: dict[str, int]) -> None:
         ["--lr"],
         ["--num-envs", "0"],
         ["--name", "../../up"],
-        ["--track", "wandb"],
+        ["--track", "wandbb"],
         ["--file", "none.yaml"],
         ["--file", "bad.yaml"],
         ["--file", "typo.yaml"],
