@@ -363,6 +363,16 @@ def test_a_part_of_a_name_must_be_unique(run: Out, made: list[FakeAgent], folder
     assert "firsthand-s1" in err
 
 
+def test_a_whole_name_is_itself_though_others_end_with_it(folder: Path, tmp_path: Path) -> None:
+    from kumite.runs import find
+
+    for path in (folder.with_name("the-first-s0"), folder.with_name("first-s0-2")):
+        path.mkdir()
+        (path / "config.yaml").write_text("algo: ppo\n")
+    for name in ("first-s0", "ppo/first-s0", folder):
+        assert find(name, tmp_path / "runs") == folder
+
+
 # --- lists ---------------------------------------------------------------------------------------------------------
 
 
