@@ -19,7 +19,7 @@ from kumite import checkpoint, tree
 from kumite.algos import ROWS, algorithm
 from kumite.algos.base import Algorithm
 from kumite.checkpoint import CheckpointWarning, rescue
-from kumite.config import dump, fitted, intervals, load_yaml, parse_yaml, resolve, to_yaml
+from kumite.config import coerce, dump, fitted, intervals, load_yaml, parse_yaml, resolve, to_yaml
 from kumite.envs import make_env, name_of, source
 from kumite.envs.base import VecEnv, derive
 from kumite.errors import RunError, UserError
@@ -108,7 +108,7 @@ class Agent:
     def env_step(self) -> int:
         return self.run.env_step if self.run else int(self.saved.get("env_step", 0))
 
-    def learn(self, steps: int | None = None, callback: Callback | None = None) -> Agent:
+    def learn(self, steps: int | str | None = None, callback: Callback | None = None) -> Agent:
         """Train for `steps` more environment steps; None = what is left of the configured ones.
 
         `callback(run)` is called after every step, and returning False stops. After Ctrl-C or SIGTERM everything is
@@ -117,7 +117,7 @@ class Agent:
         With `profile=True` the seconds and shares of acting, environment, updates and so on are printed at the end,
         and `agent.profile` holds them.
         """
-        until = self.config.steps if steps is None else self.env_step + int(steps)
+        until = self.config.steps if steps is None else self.env_step + coerce(steps, int, "steps")
         self.config = replace(self.config, steps=until)
         self.stop = stop = Stop()
         with ExitStack() as stack:
@@ -164,6 +164,8 @@ class Agent:
         """The first call: the folder, the storage, the first observations; or what a checkpoint says of them."""
         self.env = self.env or self._make_env()
         self._check_memory()
+        if self.writes and self.config.eval.every >= 0:
+            source(self.source)  # what cannot be made again for evaluation is refused before anything is written
         if self.writes and self.path is None:
             ready(self.config.track, dump(self.config.log))
             parent = Path(self.config.dir) / self.env_id.replace("/", "-") / self.name
@@ -346,8 +348,11 @@ class Agent:
         n = next(iter(obs.values())).shape[0]
         first = torch.zeros(n, dtype=torch.bool, device=self.device)
         if episode_start is not None:
-            first = torch.as_tensor(episode_start, dtype=torch.bool, device=self.device).reshape(-1).expand(n)
-        state = state or {"core": self.algo.initial(n), "frames": {}}
+            said = torch.as_tensor(episode_start, dtype=torch.bool, device=self.device).reshape(-1)
+            if said.shape[0] not in (1, n):
+                raise UserError(f"episode_start speaks of {said.shape[0]} observations, but {n} were given")
+            first = said.expand(n)
+        state = self._memory(state, n)
         stacks = {k: s.stack for k, s in self.obs_space.items() if s.stack > 1}
         frames = {k: _push(state["frames"].get(k), obs[k], stack, first) for k, stack in stacks.items()}
         with torch.no_grad(), self.rng.active():
@@ -357,6 +362,17 @@ class Agent:
         remembers = bool(frames) or any(True for _ in tree.leaves(act.core))
         return action, {"core": act.core, "frames": frames} if remembers else None
 
+    def _memory(self, state: Any, n: int) -> dict[str, Any]:
+        """What `predict` returned last, or the start of n episodes."""
+        if state is None:
+            return {"core": self.algo.initial(n), "frames": {}}
+        if not isinstance(state, dict) or state.keys() != {"core", "frames"}:
+            raise UserError(f"state is what predict returned last (None at first), not {type(state).__name__}")
+        rows = {leaf.shape[0] for leaf in tree.leaves(state)}
+        if rows - {n}:
+            raise UserError(f"the state is that of {max(rows - {n})} observations, but {n} were given")
+        return state
+
     def evaluate(
         self,
         episodes: int = 10,
@@ -365,6 +381,8 @@ class Agent:
         video_path: str | Path | None = None,
     ) -> Evaluation:
         """Play episodes in environments of their own, with seeds of their own; optionally into a video file."""
+        if episodes < 1:
+            raise UserError(f"episodes: expected at least 1, got {episodes}")
         start = derive(self.config.seed if seed is None else seed, EVALUATION)
         with ExitStack() as stack:
             show = stack.enter_context(video(Path(video_path))) if video_path else None
@@ -431,7 +449,7 @@ def agent_class(name: str) -> type[Agent]:
     return type(found.title or name.upper(), (Agent,), {"algo_name": name, "__doc__": found.paper})
 
 
-def load(path: str | Path, checkpoint: str = "best", env: Any = None) -> Agent:
+def load(path: str | Path, checkpoint: str | int = "best", env: Any = None) -> Agent:
     """An agent from `agent.save(path)` or from a run's folder (its best, last, or a numbered checkpoint)."""
     path = Path(path)
     rescue(path)
@@ -439,7 +457,7 @@ def load(path: str | Path, checkpoint: str = "best", env: Any = None) -> Agent:
         path = find(path)
     if not (path / "checkpoints").is_dir() and not is_run(path):
         return Agent.from_checkpoint(path, env)
-    agent = Agent.from_checkpoint(pick_checkpoint(path, checkpoint), env)
+    agent = Agent.from_checkpoint(pick_checkpoint(path, str(checkpoint)), env)
     agent.path = path
     return agent
 

@@ -1,7 +1,7 @@
 """The commands. Each is a frozen dataclass that tyro fills from the words after it, and a function that runs it.
 
 Nothing heavy is imported before a command needs it. Whatever goes wrong leaves one line on stderr and an exit code:
-2 the user's mistake, 1 a failure in the run, 130 and 143 after a signal, having saved.
+2 the user's mistake, 1 a failure in the run, 128 + its number after a signal (130, 143), having saved.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import shlex
 import signal
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,14 +138,17 @@ class Presets:
 
 def train(words: list[str]) -> int:
     algo, env, file, flags = split_train(words)
-    if not algo and any(word in HELP_FLAGS for word in words):
+    if not algo and not file and any(word in HELP_FLAGS for word in words):
         print(TRAIN_HELP, end="")
         return 0
     from kumite import config as c
 
     layer = c.load_yaml(file) if file else {}
     algo, env = named(algo, env, layer, file)
-    kind, default = c.run_type(algo), c.resolve(algo, env, layer)
+    try:
+        kind, default = c.run_type(algo), c.resolve(algo, env, layer)
+    except UserError as error:
+        raise UserError(f"{error} (in {file})" if file else str(error)) from None
     about = f"{algo} on {env}. The values shown are those that would run; they come from {_voices(algo, env, file)}."
     parsed, given = parse(kind, flags, f"kumite train {algo} {env}", default=default, description=about)
     config = c.resolve(algo, env, layer, {key: _at(parsed, key) for key in given})
@@ -240,7 +244,8 @@ def list_presets() -> int:
     from kumite.algos import ROWS
     from kumite.config import presets as blocks
 
-    print_table(("algo", "environments", "source"), ((a, b.pattern, b.source) for a in ROWS for b in blocks(a)))
+    rows = ((a, textwrap.shorten(b.pattern, 60, placeholder=" ..."), b.source) for a in ROWS for b in blocks(a))
+    print_table(("algo", "environments", "source"), rows)
     return 0
 
 
@@ -252,6 +257,8 @@ def show_preset(algo: str, env: str, only: bool) -> int:
     defaults = c.flat(base)
     rows = ((key, say(now), say(defaults[key]), sources.get(key, "")) for key, now in values.items())
     print_table(("parameter", "value", "default", "source"), rows)
+    if not any(block.matches(env) for block in c.presets(algo)):
+        print(f"kumite: no preset of {algo} is for '{env}'; these are the algorithm's own numbers", file=sys.stderr)
     return 0
 
 

@@ -1,5 +1,8 @@
 """The two ways a run can go wrong. Both carry one sentence for a person: what, where, what to do."""
 
+import os
+import traceback
+
 
 class UserError(Exception):
     """The user's mistake, found before anything was written: the command exits with 2."""
@@ -7,6 +10,18 @@ class UserError(Exception):
 
 class RunError(Exception):
     """A failure while running: the command exits with 1 and names the last good checkpoint."""
+
+
+def origin(error: BaseException) -> str:
+    """' at file.py:12', the innermost line that raised; nothing where the message itself says so (a SyntaxError)."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    known = frames and not isinstance(error, SyntaxError)
+    return f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if known else ""
+
+
+def failed_import(module: str, error: Exception) -> UserError:
+    """The sentence for a user's own module that fails while it is imported."""
+    return UserError(f"importing '{module}' failed: {type(error).__name__}: {error}{origin(error)}")
 
 
 def missing_extra(module: str, extra: str) -> UserError:

@@ -20,6 +20,8 @@ from kumite.errors import UserError
 from kumite.version import __version__
 
 SECRET = re.compile(r"(?i)(key|token|secret|password|passwd|credential)")
+WITHIN = re.compile(rf"{SECRET.pattern}([\w-]*['\"]?: +)[^,}}]+")
+"""The same inside a value that is YAML: {api_key: abc}."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -126,9 +128,15 @@ def redact(arguments: list[str]) -> list[str]:
             argument = "***"
         elif equals and SECRET.search(name):
             argument = f"{name}=***"
+        else:
+            argument = redact_within(argument)
         hide_next = argument.startswith("--") and not equals and bool(SECRET.search(argument))
         hidden.append(argument)
     return hidden
+
+
+def redact_within(text: str) -> str:
+    return WITHIN.sub(r"\1\2***", text)
 
 
 def _version(name: str) -> str | None:

@@ -44,7 +44,7 @@ def find(name: str | Path, root: str | Path = "runs") -> Path:
     if path.parent.name == "checkpoints" and path.is_dir():
         return path.parent.parent
     known = [p.parent for p in sorted(Path(root).glob("*/*/*/config.yaml"))]
-    close = [p for p in known if str(name) in str(p)]
+    close = [p for p in known if p.as_posix().endswith(f"/{path.as_posix()}")] or [p for p in known if str(name) in str(p)]
     if len(close) == 1:
         return close[0]
     if close:
@@ -77,6 +77,10 @@ def pick_checkpoint(run: Path, which: str = "last") -> Path:
     return folder / which
 
 
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+"""What ends a run once it has saved. SIGUSR1 is how batch systems say that the time is nearly up."""
+
+
 class Stop:
     """Remembers a signal until the loop looks; a second Ctrl-C leaves at once."""
 
@@ -88,7 +92,7 @@ class Stop:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        before = {number: signal.signal(number, self._heard) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._heard) for number in SIGNALS}
         try:
             yield self
         finally:

@@ -90,6 +90,11 @@ def _make_object(env: Any, num_envs: int, seed: int, config: EnvConfig) -> VecEn
         from kumite.envs.vector import BatchVec
 
         return BatchVec(env, seed, config, owned=False)  # it brings its own number of copies
+    if hasattr(env, "step_async"):
+        raise UserError(
+            f"{type(env).__name__} is no vector environment of gymnasium (it has no 'single_action_space');"
+            " give an id, or a callable that makes one copy"
+        )
     if num_envs != 1:
         raise UserError(f"one Env object is one copy; give a callable that makes copies to have {num_envs} of them")
     if config.mode == "workers" or config.on_error == "restart":

@@ -17,10 +17,16 @@ def source(env: Any) -> Any:
         import gymnasium
 
         return lambda: gymnasium.make(spec)
+    if makers := getattr(env, "env_fns", None):  # gymnasium's vector environments remember what made them
+        return makers[0]
     if hasattr(env, "single_action_space") or hasattr(env, "slots"):
-        raise UserError("a vector environment cannot be made again for evaluation; give its id or a callable")
+        raise UserError(
+            "a vector environment cannot be made again for evaluation; give its id or a callable, or --eval.every -1"
+        )
     try:
         copy.deepcopy(env)
     except Exception:
-        raise UserError("this environment cannot be copied for evaluation; give a callable that makes it") from None
+        raise UserError(
+            "this environment cannot be copied for evaluation; give a callable that makes it, or --eval.every -1"
+        ) from None
     return lambda: copy.deepcopy(env)

@@ -17,7 +17,7 @@ import numpy as np
 
 from kumite.envs.base import EnvConfig
 from kumite.envs.spaces import Array, BadObservation, Native
-from kumite.errors import RunError, UserError
+from kumite.errors import RunError, UserError, origin
 
 NEVER = 1 << 62
 REMEDY = "mend the environment, or let --env.on-error restart replace broken copies"
@@ -252,12 +252,6 @@ def short(value: Any) -> str:
         value = np.round(value, 4).tolist() if value.dtype.kind == "f" else value.tolist()
     text = " ".join(str(value).split())
     return text if len(text) <= 120 else text[:117] + "..."
-
-
-def origin(err: BaseException) -> str:
-    """' at file.py:12', the innermost line that raised."""
-    frames = traceback.extract_tb(err.__traceback__)
-    return f" at {_file(err)}:{frames[-1].lineno}" if frames else ""
 
 
 def _file(err: BaseException) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kumite.envs import ids
 from kumite.envs.base import EnvConfig, VecEnv, derive
-from kumite.envs.episode import Broken, open_copy, refuse_foreign
+from kumite.envs.episode import REMEDY, Broken, open_copy, refuse_foreign
 from kumite.envs.spaces import Array
 from kumite.errors import RunError, UserError
 from kumite.types import Episodes, Spec, Step
@@ -314,7 +314,8 @@ class GymVec(VecEnv):
                 raise err
             self.crashes[i] = 1 if self._length(i) >= SOUND else self.crashes[i] + 1
             if self.crashes[i] > CRASHES:
-                raise RunError(f"{err}; {CRASHES} restarts in a row did not help") from err
+                tried = str(err).removesuffix(f"; {REMEDY}")
+                raise RunError(f"{tried}; {CRASHES} restarts in a row did not help") from err
             self.restarts += 1
             self.episode[i] += 1
             try:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from kumite.envs.episode import accepts
-from kumite.errors import UserError, missing_extra, nearest
+from kumite.errors import UserError, failed_import, missing_extra, nearest
 
 # Packages that register gymnasium ids when imported: (start of the id, module, extra).
 PLUGINS = (
@@ -55,6 +55,10 @@ def load(name: str) -> Any | None:
         if err.name and (module == err.name or module.startswith(err.name + ".")):
             return None
         raise UserError(f"'{module}' cannot be imported: {err}") from err
+    except UserError:
+        raise
+    except Exception as err:
+        raise failed_import(module, err) from err
     for part in attribute.split("."):
         if not hasattr(found, part):
             return None
@@ -83,9 +87,8 @@ def find_id(name: str) -> str:
             return gymnasium.spec(plain).id
     except gymnasium.error.Error:
         known = list(gymnasium.registry)
-        raise UserError(
-            f"there is no environment '{name}'{nearest(plain, known)}; `kumite envs` lists the families"
-        ) from None
+        near = nearest(plain, known)
+        raise UserError(f"there is no environment '{name}'{near} (`kumite envs` lists the families)") from None
 
 
 def _register(package: str, extra: str) -> None:

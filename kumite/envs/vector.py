@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from kumite.envs.base import EnvConfig, VecEnv, derive
-from kumite.envs.episode import origin, refuse_foreign, short, velocities
+from kumite.envs.episode import refuse_foreign, short, velocities
 from kumite.envs.spaces import Array, BadObservation, Native
-from kumite.errors import RunError, UserError
+from kumite.errors import RunError, UserError, origin
 from kumite.types import Episodes, Step
 
 

@@ -266,6 +266,8 @@ def make(said: Mapping[str, Any], name: str = "bench") -> Study:
     where = f"study '{said.get('name') or name}'"
     for key in said:
         if key not in KEYS:
+            if not nearest(str(key), list(KEYS)) and c.owners(str(key).replace("-", "_")):
+                raise UserError(f"{where}: '{key}' is a setting of the runs; write it below parameters:")
             raise UserError(f"{where}: unknown key '{key}'{nearest(str(key), list(KEYS))} (known: {', '.join(KEYS)})")
     parameters = dict(_mapping(said.get("parameters"), f"{where}, parameters"))
     if "steps" in said:

@@ -325,13 +325,15 @@ def script(text: str) -> tuple[str, str]:
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    from kumite.machine import SECRET
+    from kumite.machine import SECRET, redact_within
 
     if isinstance(value, Mapping):
         return {str(k): without_secrets(v, str(k)) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [without_secrets(v, name) for v in value]
-    return "***" if isinstance(value, str) and value and SECRET.search(name) else value
+    if not isinstance(value, str):
+        return value
+    return "***" if value and SECRET.search(name) else redact_within(value)
 
 
 def shut(process: subprocess.Popen[bytes]) -> None:

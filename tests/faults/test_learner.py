@@ -160,7 +160,7 @@ def underway(folder: Path) -> Path:
     return run
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)])
 def test_a_signal_saves_and_ends_with_its_code(number: int, code: int, tmp_path: Path) -> None:
     process = start(tmp_path)
     run = underway(tmp_path)

@@ -158,6 +158,10 @@ def test_the_document_s_study_can_be_run() -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown key": ({"algorithms": ["ppo"]}, "unknown key 'algorithms'; did you mean 'algos'?"),
+    "a parameter at the top": (
+        {"eval.every": 500},
+        "'eval.every' is a setting of the runs; write it below parameters:",
+    ),
     "an unknown parameter": ({"parameters": {"learning_rate": 1}}, "unknown key 'learning_rate'; did you mean 'lr'?"),
     "an unknown algorithm": ({"algos": ["ppq"]}, "unknown algorithm 'ppq'; did you mean 'ppo'?"),
     "an unknown algorithm in a block": ({"where": [{"algos": "sax"}]}, "unknown algorithm 'sax'"),

@@ -189,6 +189,22 @@ def test_mistakes(run: Out, tmp_path: Path, words: str, said: str) -> None:
     assert list(tmp_path.iterdir()) == [], "nothing was written"
 
 
+def test_a_mistake_in_a_file_names_the_file(run: Out, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("lrr: 1\n")
+    for words in (["ppo", "CartPole-v1", "--file", "my.yaml"], ["ppo", "CartPole-v1", "--file=my.yaml", "--seed", "1"]):
+        code, _, err = run("train", *words)
+        assert (code, err) == (2, "kumite: unknown key 'lrr'; did you mean 'lr'? (in my.yaml)\n")
+    code, _, err = run("train", "ppo", "CartPole-v1", "--lrr", "1")
+    assert (code, err) == (2, "kumite: unknown flag '--lrr'; did you mean '--lr'?\n")
+
+
+def test_help_shows_the_values_of_a_file(run: Out, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("algo: ppo\nenv_id: CartPole-v1\nlr: 0.0123\n")
+    code, out, _ = run("train", "--file", "my.yaml", "--help")
+    assert code == 0
+    assert "0.0123" in out
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_a_mistake_on_any_terminal(cli: Any, encoding: str) -> None:
     done = cli("algos", "more", PYTHONIOENCODING=encoding)
@@ -347,6 +363,16 @@ def test_a_part_of_a_name_must_be_unique(run: Out, made: list[FakeAgent], folder
     assert "firsthand-s1" in err
 
 
+def test_a_whole_name_is_itself_though_others_end_with_it(folder: Path, tmp_path: Path) -> None:
+    from kumite.runs import find
+
+    for path in (folder.with_name("the-first-s0"), folder.with_name("first-s0-2")):
+        path.mkdir()
+        (path / "config.yaml").write_text("algo: ppo\n")
+    for name in ("first-s0", "ppo/first-s0", folder):
+        assert find(name, tmp_path / "runs") == folder
+
+
 # --- lists ---------------------------------------------------------------------------------------------------------
 
 
@@ -381,6 +407,18 @@ def test_presets(run: Out) -> None:
     assert code == 0
     assert "CartPole-v1" in out
     assert "rl-zoo" in out
+
+
+def test_lists_fit_a_screen(run: Out) -> None:
+    for command in ("presets", "algos", "envs"):
+        _, out, _ = run(command)
+        starts = {line.rfind("  ") for line in out.splitlines()}
+        assert max(starts) < 100, f"{command}: the last column, which runs on, begins far to the right"
+
+
+def test_presets_show_says_that_there_is_none(run: Out) -> None:
+    code, _, err = run("presets", "show", "ppo", "CartPol-v1")
+    assert (code, err) == (0, "kumite: no preset of ppo is for 'CartPol-v1'; these are the algorithm's own numbers\n")
 
 
 def test_presets_show(run: Out) -> None:

@@ -63,6 +63,32 @@ def test_modules_that_fail_to_import_say_what_they_miss(tmp_path: Any, monkeypat
         make_env("my_robot_env:make")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"), [("x = 1\n1 / 0", "division by zero at bad.py:2"), ("def", "bad.py, line 1")]
+)
+def test_modules_that_fail_while_they_are_imported_take_one_line(
+    text: str, said: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Environments and nets alike: the user's module, and the line in it."""
+    from kumite.nn.encoders import load_class
+
+    (tmp_path / "bad.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    for use in (make_env, load_class):
+        with pytest.raises(UserError, match=rf"importing 'bad' failed: .*{said}"):
+            use("bad:Thing")
+
+
+def test_a_vector_environment_of_another_library_is_refused_by_name() -> None:
+    class DummyVecEnv(One):
+        num_envs = 2
+
+        def step_async(self, actions: Any) -> None: ...
+
+    with pytest.raises(UserError, match="DummyVecEnv is no vector environment of gymnasium"):
+        make_env(DummyVecEnv())
+
+
 def test_keywords_of_the_environment() -> None:
     env = make_env("LunarLander-v3", config=EnvConfig(kwargs="{continuous: true}"))
     assert env.action.continuous == 2
@@ -259,3 +285,14 @@ def test_observations_of_a_late_failing_reset_and_many_slots() -> None:
     assert not env.recv().over.any()
     with pytest.raises(Exception, match="all slots, in order"):
         env.send(env.action.random(2), torch.tensor([1, 0]))
+
+
+def test_vector_environments_remember_what_made_them() -> None:
+    """Evaluation plays in copies of its own; a vector environment of which none can be made says so."""
+    from kumite.envs import source
+
+    assert source(SyncVectorEnv([One, One]))().observation_space == One().observation_space
+    bare = SyncVectorEnv([One])
+    del bare.env_fns
+    with pytest.raises(UserError, match=r"cannot be made again for evaluation; give its id .* --eval.every -1"):
+        source(bare)

@@ -154,14 +154,36 @@ def test_a_missing_package_is_named_before_anything_is_written(
 
 
 def test_secrets_are_hidden_at_any_depth() -> None:
-    given = {"a": [{"my_token": "x", "lr": 1.0}], "password": "y", "key": ["z"], "keys": 3, "secret": ""}
+    given = {
+        "a": [{"my_token": "x", "lr": 1.0}],
+        "password": "y",
+        "key": ["z"],
+        "keys": 3,
+        "secret": "",
+        "kwargs": "{api_key: abc, n: 3}",
+    }
     assert without_secrets(given) == {
         "a": [{"my_token": "***", "lr": 1.0}],
         "password": "***",
         "key": ["***"],
         "keys": 3,
         "secret": "",
+        "kwargs": "{api_key: ***, n: 3}",
     }
+
+
+def test_secrets_are_hidden_in_a_command() -> None:
+    from kumite.machine import redact
+
+    words = ["--my-token", "x", "--password=y", "--env.kwargs", "{api_key: abc, n: 3}", "monkey:make"]
+    assert redact(words) == [
+        "--my-token",
+        "***",
+        "--password=***",
+        "--env.kwargs",
+        "{api_key: ***, n: 3}",
+        "monkey:make",
+    ]
 
 
 # --- W&B itself ----------------------------------------------------------------------------------------------------

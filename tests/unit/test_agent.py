@@ -1,0 +1,51 @@
+"""What the Agent makes of words and shapes that cannot be meant."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kumite
+from kumite.envs.suite.probes import One
+from kumite.errors import UserError
+
+SMALL: dict[str, Any] = {"actor": {"width": 8}, "critic": {"width": 8}, "quiet": True}
+
+
+def test_predict_refuses_states_and_starts_of_other_observations() -> None:
+    agent = kumite.PPO("Pendulum-v1", memory="gru", num_envs=1, **SMALL)
+    _, state = agent.predict(np.zeros((3, 3)))
+    for start in (True, [True], np.ones(3, bool)):
+        agent.predict(np.zeros((3, 3)), state, episode_start=start)
+    with pytest.raises(UserError, match="the state is that of 3 observations, but 4 were given"):
+        agent.predict(np.zeros((4, 3)), state)
+    with pytest.raises(UserError, match="state is what predict returned last"):
+        agent.predict(np.zeros(3), np.zeros(3))
+    with pytest.raises(UserError, match="episode_start speaks of 2 observations, but 3 were given"):
+        agent.predict(np.zeros((3, 3)), state, episode_start=[True, False])
+
+
+def test_numbers_as_on_the_command_line(runs: Path) -> None:
+    agent = kumite.PPO(One, num_envs=2, horizon=8, batch_size=8, name="x", eval={"every": -1}, **SMALL).learn("0.1k")
+    assert agent.env_step >= 100
+    assert agent.path is not None
+    assert kumite.load(agent.path, checkpoint=agent.env_step).env_step == agent.env_step
+    with pytest.raises(UserError, match="episodes: expected at least 1, got 0"):
+        agent.evaluate(0)
+
+
+def test_what_cannot_be_made_again_is_refused_before_anything_is_written(runs: Path) -> None:
+    class Held(One):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = threading.Lock()  # which cannot be copied
+
+    env = Held()
+    with pytest.raises(UserError, match=r"cannot be copied for evaluation; .* --eval.every -1"):
+        kumite.PPO(env, horizon=8, batch_size=8, name="x", **SMALL).learn(16)
+    assert not list(runs.iterdir())
+    kumite.PPO(env, horizon=8, batch_size=8, name="x", eval={"every": -1}, **SMALL).learn(16)
