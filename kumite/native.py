@@ -38,6 +38,7 @@ void draw(const float *leaf, const float *block, int64_t blocks, double *sums, c
     while (at + 8 <= blocks && sums[at + 7] < u) at += 8;
     while (at < blocks - 1 && sums[at] < u) at++;
     out[i] = at;
+    for (int k = 0; k < BLOCK; k += 16) __builtin_prefetch(leaf + at * BLOCK + k);
   }
   for (int64_t i = 0; i < size; i += 4) {
     const float *row[4];
