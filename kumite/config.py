@@ -541,8 +541,6 @@ LIMITS: dict[str, tuple[float, float]] = {
     "epsilon_steps": (0, math.inf),
     "epsilon_ladder": (0, math.inf),
     "noisy_sigma": (0, math.inf),
-    "atoms": (2, math.inf),
-    "quantiles": (1, math.inf),
     "kappa": (0, math.inf),
     "target_noise": (0, math.inf),
     "target_clip": (0, math.inf),

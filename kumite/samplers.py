@@ -90,19 +90,20 @@ class Sums:
 
     SHIFT = 6
     BLOCK = 1 << SHIFT
-    LARGE = 256
-    """From so many blocks on a CPU searches them with native.draw."""
+    GROUP = 4 * BLOCK
+    """Blocks come in groups of this many, for native.draw."""
+    LARGE = 1 << 14
+    """From so many leaves on a CPU searches them with it."""
 
     def __init__(self, size: int, device: Any = None) -> None:
-        blocks = -(-size // self.BLOCK)
+        blocks = -(-size // (self.GROUP * self.BLOCK)) * self.GROUP
         self.leaf = torch.zeros(blocks * self.BLOCK, device=device)
         self.rows = self.leaf.view(blocks, self.BLOCK)
         self.block = torch.zeros(blocks, device=device)
-        self.sums = torch.zeros(
-            blocks, dtype=torch.float64, device=device
-        )  # partial sums of blocks, made for each draw
+        self.sums = torch.zeros(blocks // self.BLOCK, self.BLOCK, dtype=torch.float64, device=device)  # of each draw
         self.strata = torch.ones(0)
-        self.native = native.draw() if blocks >= self.LARGE and self.leaf.device.type == "cpu" else None
+        self.native = native.draw() if size >= self.LARGE and self.leaf.device.type == "cpu" else None
+        self.places = (self.leaf.data_ptr(), self.block.data_ptr(), blocks, self.sums.data_ptr())
 
     def put(self, leaf: Tensor, value: Tensor) -> None:
         """Of a leaf that is named twice the larger value stays, in whatever order a device writes."""
@@ -119,23 +120,22 @@ class Sums:
 
     def draw(self, size: int) -> Tensor:
         """Leaves, one from each of `size` equal parts of the total."""
-        chance = 1 - torch.rand(
-            2, size, device=self.leaf.device
-        )  # (0, 1]: which place of a part, which leaf of a block
-        return self._search(chance, size) if self.native is None else self._search_natively(chance, size)
+        chance = torch.rand(2, size, device=self.leaf.device)  # which place of its part, which leaf of its block
+        return self.search(chance, size) if self.native is None else self.search_natively(chance, size)
 
-    def _search_natively(self, chance: Tensor, size: int) -> Tensor:
-        leaf = torch.empty(size, dtype=torch.int64)
-        numbers, blocks, sums, at = (x.data_ptr() for x in (self.leaf, self.block, self.sums, chance))
+    def search_natively(self, chance: Tensor, size: int) -> Tensor:
         assert self.native is not None
-        self.native(numbers, blocks, self.block.shape[0], sums, at, at + 4 * size, size, leaf.data_ptr())
+        leaf = torch.empty(size, dtype=torch.int64)
+        self.native(*self.places, chance.data_ptr(), size, leaf.data_ptr())
         return leaf
 
-    def _search(self, chance: Tensor, size: int) -> Tensor:
+    def search(self, chance: Tensor, size: int) -> Tensor:
         if self.strata.shape[0] != size:
             self.strata = torch.arange(size, dtype=torch.float64, device=self.leaf.device)
-        part, within = chance
-        sums = torch.cumsum(self.block, 0, dtype=torch.float64, out=self.sums)
+        part, within = 1 - chance  # (0, 1]
+        groups = torch.cumsum(self.block.view(-1, self.BLOCK), 1, dtype=torch.float64, out=self.sums)
+        groups[1:] += groups[:-1, -1].cumsum(0)[:, None]
+        sums = groups.view(-1)
         block = torch.searchsorted(sums, (self.strata + part).div_(size).mul_(sums[-1]))
         sums = self.rows.index_select(0, block).cumsum(-1)
         leaf = torch.searchsorted(sums, within[:, None] * sums[:, -1:])
@@ -189,7 +189,7 @@ class Prioritized(Uniform):
     def _candidate(self, at: Tensor, first: Any) -> Tensor:
         """The one at this place of the ring: the places before `first`'s are a round further."""
         begin = first % self.ring
-        return torch.add(at + (first - begin), (at < begin).long(), alpha=self.ring)
+        return torch.add(at, at < begin, alpha=self.ring).add_(first - begin)
 
     def tell(self, drawn: Draw, error: Tensor) -> None:
         if self.sums is not None and drawn.leaf is not None:
