@@ -44,7 +44,9 @@ def find(name: str | Path, root: str | Path = "runs") -> Path:
     if path.parent.name == "checkpoints" and path.is_dir():
         return path.parent.parent
     known = [p.parent for p in sorted(Path(root).glob("*/*/*/config.yaml"))]
-    close = [p for p in known if p.as_posix().endswith(f"/{path.as_posix()}")] or [p for p in known if str(name) in str(p)]
+    close = [p for p in known if p.as_posix().endswith(f"/{path.as_posix()}")] or [
+        p for p in known if str(name) in str(p)
+    ]
     if len(close) == 1:
         return close[0]
     if close:
