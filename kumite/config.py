@@ -499,7 +499,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "max_steps": (0, math.inf),
     "sticky": (0, 1),
     "gamma": (0, 1),  # or -1
-    "adam_beta": (0, 1),
+    "adam_beta": (0, 0.9999),
     "augment_pixels": (1, math.inf),
     "augment_views": (1, math.inf),
     "reward_bound": (0, math.inf),
