@@ -96,7 +96,8 @@ class Adam(nn.Module):
         torch._foreach_div_(denominator, (-torch.expm1(self.t * math.log(b2))).sqrt())
         torch._foreach_add_(denominator, self.eps)
         step = torch._foreach_div(m, denominator)
-        torch._foreach_mul_(step, self.lr / torch.expm1(self.t * math.log(b1)))  # expm1(t log b) = b^t - 1 < 0
+        share = torch.expm1(self.t * math.log(b1)) if b1 else -1.0  # expm1(t log b) = b^t - 1 < 0
+        torch._foreach_mul_(step, self.lr / share)
         if self.weight_decay:
             torch._foreach_mul_(params, 1 - self.lr * self.weight_decay)
         torch._foreach_add_(params, step)

@@ -52,10 +52,11 @@ def test_fifty_steps_are_torchs(clip: float, decay: float) -> None:
         torch.testing.assert_close(p, q.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_plain_adam_is_torchs() -> None:
+@pytest.mark.parametrize("beta", [0.9, 0.5, 0.0])
+def test_plain_adam_is_torchs(beta: float) -> None:
     ours, theirs = net(), net()
     theirs.load_state_dict(ours.state_dict())
-    adam, other = Adam(ours, 3e-3), torch.optim.Adam(theirs.parameters(), 3e-3)
+    adam, other = Adam(ours, 3e-3, betas=(beta, 0.999)), torch.optim.Adam(theirs.parameters(), 3e-3, (beta, 0.999))
     for step in range(10):
         adam.descend(lambda f, step=step: (loss_of(f, step), ()))
         other.zero_grad()
