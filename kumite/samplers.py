@@ -102,8 +102,7 @@ class Sums:
         self.block = torch.zeros(blocks, device=device)
         self.sums = torch.zeros(blocks // self.BLOCK, self.BLOCK, dtype=torch.float64, device=device)  # of each draw
         self.strata = torch.ones(0)
-        self.native = native.draw() if size >= self.LARGE and self.leaf.device.type == "cpu" else None
-        self.places = (self.leaf.data_ptr(), self.block.data_ptr(), blocks, self.sums.data_ptr())
+        self.native = size >= self.LARGE and self.leaf.device.type == "cpu" and native.draw() is not None
 
     def put(self, leaf: Tensor, value: Tensor) -> None:
         """Of a leaf that is named twice the larger value stays, in whatever order a device writes."""
@@ -121,12 +120,13 @@ class Sums:
     def draw(self, size: int) -> Tensor:
         """Leaves, one from each of `size` equal parts of the total."""
         chance = torch.rand(2, size, device=self.leaf.device)  # which place of its part, which leaf of its block
-        return self.search(chance, size) if self.native is None else self.search_natively(chance, size)
+        return self.search_natively(chance, size) if self.native else self.search(chance, size)
 
     def search_natively(self, chance: Tensor, size: int) -> Tensor:
-        assert self.native is not None
-        leaf = torch.empty(size, dtype=torch.int64)
-        self.native(*self.places, chance.data_ptr(), size, leaf.data_ptr())
+        loop, leaf = native.draw(), torch.empty(size, dtype=torch.int64)
+        assert loop is not None
+        numbers, blocks, sums, at = (x.data_ptr() for x in (self.leaf, self.block, self.sums, chance))
+        loop(numbers, blocks, self.block.shape[0], sums, at, size, leaf.data_ptr())
         return leaf
 
     def search(self, chance: Tensor, size: int) -> Tensor:

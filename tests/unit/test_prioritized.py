@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def test_the_native_search_is_torchs_bit_for_bit(size: int, batch: int) -> None:
         1e8 * torch.rand(size) ** 9,
     ):
         sums = plain(p)
-        assert sums.native is not None
+        assert sums.native
         for _ in range(20):
             chance = torch.rand(2, batch)
             chance[:, -1] = 0.0  # the far end
@@ -66,12 +67,21 @@ def test_the_native_search_is_torchs_bit_for_bit(size: int, batch: int) -> None:
             sums.put(leaf, torch.rand(batch))
 
 
+def test_a_copy_draws_from_its_own_leaves() -> None:
+    sums = plain(torch.rand(Sums.LARGE))
+    other = deepcopy(sums)
+    other.fill(0, torch.zeros(Sums.LARGE))
+    other.put(torch.tensor([77]), torch.ones(1))
+    assert set(other.draw(8).tolist()) == {77}
+    assert len(set(sums.draw(64).tolist())) > 32
+
+
 def test_without_a_compiler_torch_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     for path in ("", "/tmp"):
         monkeypatch.setattr(native.shutil, "which", lambda _, path=path: path or None)
         native.draw.cache_clear()
         sums = plain(torch.ones(Sums.LARGE))
-        assert sums.native is None
+        assert not sums.native
         assert sums.draw(8).shape == (8,)
     native.draw.cache_clear()
 
