@@ -228,7 +228,10 @@ class Agent:
         run.logger.finished(run.env_step)
 
     def _evaluate_hook(self, run: RunState) -> None:
-        result = self.evaluate(self.config.eval.episodes, deterministic=self.config.eval.deterministic)
+        try:
+            result = self.evaluate(self.config.eval.episodes, deterministic=self.config.eval.deterministic)
+        except RunError as error:
+            raise RunError(f"in the evaluation at step {run.env_step:,}: {error}") from error
         run.logger.evaluation(run.env_step, result.row())
         run.last_eval, run.eval_step = result.mean, run.env_step
         if result.mean > run.best:

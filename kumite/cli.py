@@ -169,7 +169,10 @@ def resume(words: list[str]) -> int:
     from kumite.agent import resume as again
     from kumite.runs import find
 
-    return learn(again(find(args.run, args.dir), steps=args.steps, quiet=args.quiet or None))
+    agent = again(find(args.run, args.dir), steps=args.steps, quiet=args.quiet or None)
+    if agent.env_step >= agent.config.steps and not agent.config.quiet:
+        print(f"step {agent.env_step:,} of {agent.config.steps:,} is reached; --steps makes a run longer")
+    return learn(agent)
 
 
 def evaluate(words: list[str]) -> int:

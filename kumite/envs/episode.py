@@ -17,7 +17,7 @@ import numpy as np
 
 from kumite.envs.base import EnvConfig
 from kumite.envs.spaces import Array, BadObservation, Native
-from kumite.errors import RunError, UserError, origin
+from kumite.errors import RunError, UserError, missing_extra, origin
 
 NEVER = 1 << 62
 REMEDY = "mend the environment, or let --env.on-error restart replace broken copies"
@@ -151,6 +151,8 @@ class Copy:
                 warnings.simplefilter("ignore")  # where there is nothing to show, the sentence below says so
                 picture = self.env.render()
         except Exception as err:
+            if type(err).__name__ == "DependencyNotInstalled" and "pygame" in str(err):  # gymnasium names its own extra
+                raise missing_extra("pygame", "classic") from None
             raise RunError(f"the environment cannot be rendered: {type(err).__name__}: {err}") from err
         if isinstance(picture, list):
             picture = picture[-1] if picture else None

@@ -28,7 +28,7 @@ PLUGINS = (
     ("popgym-", "popgym", "pomdp"),
 )
 # Modules whose absence gymnasium reports in words of its own.
-EXTRAS = {"Box2D": "box2d", "pygame": "box2d", "mujoco": "mujoco", "ale_py": "atari", "cv2": "atari"}
+EXTRAS = {"Box2D": "box2d", "pygame": "classic", "mujoco": "mujoco", "ale_py": "atari", "cv2": "atari"}
 
 
 def keywords(text: str) -> dict[str, Any]:

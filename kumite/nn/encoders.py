@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kumite.errors import UserError, failed_import, nearest
+from kumite.errors import UserError, failed_import, nearest, origin
 from kumite.nn.config import Net
 from kumite.nn.layers import BatchRenorm, Spread, activation, linear, norm, orthogonal_
 from kumite.nn.simba import Simba, SimbaV2, UnitHead
@@ -221,6 +221,18 @@ def load_class(name: str) -> Any:
         raise failed_import(module, error) from error
 
 
+def made(name: str, kind: Any, seen: dict[str, Spec]) -> Any:
+    try:
+        return kind(seen)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"making the encoder '{name}' failed: {type(error).__name__}: {error}{origin(error)}; it is given one dict,"
+            " {name: Spec} of what it sees"
+        ) from error
+
+
 def make_sensors(obs_space: dict[str, Spec], net: Net) -> nn.Module:
     """The net's view of the observation: its keys, through its encoder. An own class gets the specs and has `.size`."""
     unknown = [k for k in net.keys if k not in obs_space]
@@ -231,7 +243,7 @@ def make_sensors(obs_space: dict[str, Spec], net: Net) -> nn.Module:
         )
     seen = {k: s for k, s in obs_space.items() if not net.keys or k in net.keys}
     if ":" in net.encoder:
-        own = load_class(net.encoder)(seen)
+        own = made(net.encoder, load_class(net.encoder), seen)
         if not isinstance(getattr(own, "size", None), int):
             raise UserError(f"the encoder '{net.encoder}' must set self.size, the number of features it returns")
         return own

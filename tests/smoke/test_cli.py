@@ -80,7 +80,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeAgent]:
         return agents[-1]
 
     def again(path: Path, **given: Any) -> FakeAgent:
-        agents.append(FakeAgent("", "", SimpleNamespace(quiet=False), path, calls=[given]))
+        agents.append(
+            FakeAgent("", "", SimpleNamespace(quiet=False, steps=given.get("steps") or 200), path, calls=[given])
+        )
         return agents[-1]
 
     monkeypatch.setattr(agent, "Agent", make)
@@ -316,7 +318,10 @@ def test_warnings_take_one_line(run: Out, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_resume(run: Out, made: list[FakeAgent], folder: Path) -> None:
-    assert run("resume", "first", "--steps", "2e6")[0] == 0
+    code, out, _ = run("resume", "first", "--steps", "2e6")
+    assert (code, "is reached" in out) == (0, False)
+    assert "step 200 of 100 is reached; --steps makes a run longer" in run("resume", "first", "--steps", "100")[1]
+    del made[1]
     assert made[0].calls == [{"steps": 2_000_000, "quiet": None}, "learn"]
     assert made[0].path.resolve() == folder
     assert run("resume", str(folder), "--quiet")[0] == 0

@@ -11,7 +11,7 @@ import pytest
 
 import kumite
 from kumite.envs.suite.probes import One
-from kumite.errors import UserError
+from kumite.errors import RunError, UserError
 
 SMALL: dict[str, Any] = {"actor": {"width": 8}, "critic": {"width": 8}, "quiet": True}
 
@@ -49,3 +49,30 @@ def test_what_cannot_be_made_again_is_refused_before_anything_is_written(runs: P
         kumite.PPO(env, horizon=8, batch_size=8, name="x", **SMALL).learn(16)
     assert not list(runs.iterdir())
     kumite.PPO(env, horizon=8, batch_size=8, name="x", eval={"every": -1}, **SMALL).learn(16)
+
+
+def test_an_environment_that_breaks_in_an_evaluation_says_so(runs: Path) -> None:
+    class Second(One):
+        made = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            Second.made += 1
+            self.number = Second.made
+
+        def step(self, action: Any) -> Any:
+            if self.number > 1:
+                raise RuntimeError("licence for one copy only")
+            return super().step(action)
+
+    agent = kumite.PPO(
+        Second, num_envs=1, horizon=8, batch_size=8, name="x", eval={"every": 20, "episodes": 1}, **SMALL
+    )
+    with pytest.raises(RunError, match=r"^in the evaluation at step 20: environment 0 failed: .*licence"):
+        agent.learn(40)
+
+
+@pytest.mark.parametrize("name", ["torch.nn:Linear", "os:getcwd"])
+def test_an_encoder_that_cannot_be_made_is_a_mistake(name: str) -> None:
+    with pytest.raises(UserError, match=rf"making the encoder '{name}' failed: TypeError: .*; it is given one dict"):
+        kumite.PPO("CartPole-v1", encoder=name, **SMALL)

@@ -265,6 +265,15 @@ def test_no_renderer_is_said_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rendering.os.environ["MUJOCO_GL"] == "osmesa"
 
 
+def test_drawing_without_pygame_names_our_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make_env("CartPole-v1", render=True)
+    env.reset(0)
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    with pytest.raises(UserError, match=r"'pygame' is not installed; install it with: pip install 'kumite\[classic\]'"):
+        env.render()
+    env.close()
+
+
 def test_seeds_are_spread() -> None:
     seeds = {derive(s, i, k) for s in range(4) for i in range(16) for k in range(64)}
     assert len(seeds) == 4 * 16 * 64
