@@ -155,14 +155,20 @@ class PPO(Algorithm):
                 epoch.append(self.step_update(part, clip, entropy).metrics)
                 self.updates += 1
                 self.steer_lr("minibatch", epoch[-1:])
-            metrics += epoch
             self.steer_lr("epoch", epoch)
-            if cfg.target_kl and torch.stack([m["train/kl"] for m in epoch]).mean() > cfg.target_kl:
+            metrics.append({name: torch.stack([m[name] for m in epoch]).mean() for name in epoch[0]})
+            if cfg.target_kl and metrics[-1]["train/kl"] > cfg.target_kl:
                 break
         self.steer_lr("rollout", metrics)
         if cfg.normalize_obs:
             self.norm.update(tree.map(lambda x: x[:-1], raw.obs))
         return metrics
+
+    @property
+    def rows(self) -> int:
+        whole = self.cfg.horizon * self.slots
+        size = whole // self.cfg.minibatches if self.cfg.minibatches else self.cfg.batch_size or whole
+        return max(1, size // (self.span or 1))
 
     def planned_updates(self, steps: int) -> int:
         rows = self.cfg.horizon * self.slots
