@@ -42,7 +42,11 @@ class Batch(NamedTuple):
 
     def mean(self, x: Tensor) -> Tensor:
         """The one reduction: over rows that count, importance-weighted; leading ensemble dims are summed."""
-        return (x * (self.mask * self.weight)).sum() / self.mask.sum().clamp(min=1.0)
+        return (x * self.share()).sum()
+
+    def share(self) -> Tensor:
+        """What each row counts in a mean."""
+        return self.mask * self.weight / self.mask.sum().clamp(min=1.0)
 
     def standardize(self, x: Tensor) -> Tensor:
         """x with mean 0 and deviation 1 over the rows that count."""

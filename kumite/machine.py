@@ -132,17 +132,22 @@ class Known:
 
     def __init__(self, *facts: Any) -> None:
         text = repr((__version__, torch.__version__, _processor(), facts))
-        folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-        self.folder = Path(folder) if folder else Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
-        self.file = self.folder / "kumite" / hashlib.sha256(text.encode()).hexdigest()[:32]
+        self.file: Path | None = None  # nowhere: there may be no user, and no room for temporary files
+        with suppress(OSError, KeyError):
+            folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+            folder = folder or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
+            self.file = Path(folder) / "kumite" / hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def __bool__(self) -> bool:
-        return self.file.exists()
+        with suppress(OSError):
+            return self.file is not None and self.file.exists()
+        return False
 
     def keep(self) -> None:
         with suppress(OSError):
-            self.file.parent.mkdir(exist_ok=True)
-            self.file.touch()
+            if self.file is not None:
+                self.file.parent.mkdir(exist_ok=True)
+                self.file.touch()
 
 
 # --- the record ----------------------------------------------------------------------------------------------------

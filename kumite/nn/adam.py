@@ -101,9 +101,9 @@ class Adam(nn.Module):
 
     def ready_(self) -> None:
         """Before the first step of a graph: what is left of the bias corrections, for step t + 1."""
-        b1, b2 = self.betas
-        root = (-torch.expm1((self.t + 1) * math.log(b2))).sqrt()
-        self.coming.copy_(torch.stack([root / -torch.expm1((self.t + 1) * math.log(b1)), root]))
+        log1, log2 = (math.log(b) if b else -math.inf for b in self.betas)
+        root = (-torch.expm1((self.t + 1) * log2)).sqrt()
+        self.coming.copy_(torch.stack([root / -torch.expm1((self.t + 1) * log1), root]))
 
     def fused_(self, params: list[Tensor], grads: list[Tensor], m: list[Tensor], v: list[Tensor]) -> None:
         """By torch's own kernel, in one pass over the numbers."""

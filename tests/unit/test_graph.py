@@ -92,3 +92,14 @@ def test_graphs_are_known_by_the_folder_they_are_in(tmp_path: Path, monkeypatch:
     assert not Known("sac", 256)
     Known("sac", 256).keep()  # there is no such folder: nothing is kept, nothing fails
     assert not Known("sac", 256)
+
+
+def test_without_room_for_temporary_files_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+    known = Known("sac")
+    known.keep()
+    assert not known
