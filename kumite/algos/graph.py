@@ -38,7 +38,7 @@ class Graph:
 
 def compiled(method: Callable[..., Any]) -> Callable[..., Any]:
     """Static shapes, one graph or an error. Random numbers are torch's own: the same as eagerly, and quicker."""
-    options: Any = {"guard_filter_fn": _of_arguments, "fallback_random": True}
+    options: Any = {"guard_filter_fn": _of_arguments, "fallback_random": True, "size_asserts": False}
     return torch.compile(_apart(method), fullgraph=True, dynamic=False, options=options)
 
 
