@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from kumite.algos.graph import Graph
-from kumite.machine import COLD, WARM, Known, pays_to_compile
 
 
 class Scales:
@@ -61,45 +60,3 @@ def test_an_error_of_the_method_is_nobody_elses() -> None:
     graph.works, graph.call = True, lambda x: 1 / 0
     with pytest.raises(ZeroDivisionError):
         graph(torch.zeros(1))
-
-
-@pytest.mark.parametrize(
-    ("choice", "updates", "recurrent", "known", "expected"),
-    [
-        ("on", 1, True, False, True),
-        ("off", 10**9, False, True, False),
-        ("auto", COLD, False, False, True),
-        ("auto", COLD - 1, False, False, False),
-        ("auto", WARM, False, True, True),
-        ("auto", WARM - 1, False, True, False),
-        ("auto", 10**9, True, True, False),
-    ],
-)
-def test_what_auto_decides(choice: str, updates: int, recurrent: bool, known: bool, expected: bool) -> None:
-    decided, why = pays_to_compile(choice, updates, recurrent, known)
-    assert decided is expected
-    assert why
-
-
-def test_graphs_are_known_by_the_folder_they_are_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "one"))
-    (tmp_path / "one").mkdir()
-    assert not Known("sac", 256)
-    Known("sac", 256).keep()
-    assert Known("sac", 256)
-    assert not Known("sac", 128), "other numbers, other graphs"
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "two"))
-    assert not Known("sac", 256)
-    Known("sac", 256).keep()  # there is no such folder: nothing is kept, nothing fails
-    assert not Known("sac", 256)
-
-
-def test_without_room_for_temporary_files_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nowhere() -> str:
-        raise FileNotFoundError("no usable temporary directory")
-
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setattr("tempfile.gettempdir", nowhere)
-    known = Known("sac")
-    known.keep()
-    assert not known
