@@ -92,13 +92,10 @@ def windows(x: Tensor, n: int) -> Tensor:
 
 def discounted(reward: Tensor, over: Tensor, start: Tensor, gamma: float) -> Tensor:
     """The running discounted return G_t = gamma G_{t-1} + r_t, forgotten after an end. [T, N], from `start` [N]."""
-    out = torch.empty_like(reward)
-    running = start
-    for t in range(reward.shape[0]):
-        running = running * gamma + reward[t]
-        out[t] = running
-        running = running * ~over[t]
-    return out
+    keep = gamma * (~over).to(reward.dtype)
+    x = torch.cat([reward[:1] + gamma * start, reward[1:]])
+    before = torch.cat([torch.zeros_like(keep[:1]), keep[:-1]])  # how much of the row before is carried
+    return carried(x.flip(0), before.flip(0)).flip(0)
 
 
 def squash(x: Tensor, eps: float = 1e-3) -> Tensor:
