@@ -122,11 +122,12 @@ class OffPolicy(Algorithm):
         return {name: torso.initial(n, device) for name, torso in self.torsos.items()}
 
     def explore(self, obs: dict[str, Tensor], core: Tree, env_step: int, total: int, slot: Tensor | None) -> Act:
-        act = self.answer(obs, core)
         if env_step >= self.cfg.warmup:
-            return act
-        mask = obs.get("mask")
-        return act._replace(action=self.action.random(act.action["c"].shape[0], act.action["c"].device, mask))
+            return self.answer(obs, core)
+        if self.span:  # random actions, too, are remembered
+            core = self.act(obs, core).core
+        seen = next(iter(obs.values()))
+        return Act(self.action.random(seen.shape[0], seen.device, obs.get("mask")), core)
 
     # -- replay -------------------------------------------------------------------------------------------------------
 
