@@ -29,6 +29,7 @@ from kumite.machine import (
     Known,
     free_memory,
     manifest,
+    pays_to_be_thorough,
     pays_to_compile,
     pick_device,
     pick_precision,
@@ -216,11 +217,12 @@ class Agent:
             updates = self.algo.planned_updates(until - run.env_step)
             known = self._known(run)
             run.compiled, why = pays_to_compile(self.config.compile, updates, self.algo.span is not None, bool(known))
+            run.thorough = pays_to_be_thorough(updates, self.algo.work(), self.device)
             how = "compiled" if run.compiled else "as they are"
             run.logger.say(f"threads {run.threads}, products {run.precision}; updates {how}: {why}")
             self._record({"threads": run.threads, "precision": run.precision, "compiled": run.compiled, "why": why})
         if run.compiled:
-            self.algo.compile_update()
+            self.algo.compile_update(run.thorough)
             self.algo.compile_pieces()
 
     def _known(self, run: RunState) -> Known:

@@ -127,6 +127,11 @@ def pays_to_compile(choice: str, updates: int, recurrent: bool, known: bool) -> 
     return enough, f"{updates:,} are planned{cached}{few}"
 
 
+def pays_to_be_thorough(updates: int, work: int, device: torch.device) -> bool:
+    """Whether many small updates win back what it takes to compile the calls between their kernels, too."""
+    return device.type == "cpu" and work < SHARE and updates >= 10 * COLD
+
+
 class Known:
     """Which graphs torch's compiler has in its folder: an empty file there for each kind of run that it compiled."""
 

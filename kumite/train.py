@@ -53,6 +53,7 @@ class RunState:
         self.threads = 1
         self.precision = "highest"
         self.compiled: bool | None = None  # decided once per run: a resumed run computes as before
+        self.thorough = False  # how
         self.meter = Meter()
         self.timers: dict[str, Every] = {}
         self.env = env

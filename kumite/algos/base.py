@@ -151,13 +151,13 @@ class Algorithm(nn.Module):
         """That of the updates."""
         return self.graphs.get("update")
 
-    def compile_update(self) -> None:
+    def compile_update(self, thorough: bool = False) -> None:
         """From now on `update` runs as one compiled graph."""
         for module in self.modules():
             if isinstance(module, Adam):
                 module.ready_()
         if "update" not in self.graphs:
-            self.graphs["update"] = Graph(self.update, "the update")
+            self.graphs["update"] = Graph(self.update, "the update", thorough)
 
     def compile_pieces(self) -> None:
         """And what happens at every step beside it as graphs of their own."""

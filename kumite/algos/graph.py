@@ -13,8 +13,9 @@ import torch
 class Graph:
     """Calls a method as a graph. A compiler that fails costs one warning that says why; then the method itself runs."""
 
-    def __init__(self, method: Callable[..., Any], what: str) -> None:
-        self.eager, self.what = method, what
+    def __init__(self, method: Callable[..., Any], what: str, thorough: bool = False) -> None:
+        """`thorough`: what calls the kernels is compiled, too. That takes longer and saves some 30 us per call."""
+        self.eager, self.what, self.thorough = method, what, thorough
         self.call: Callable[..., Any] | None = None
         self.works = self.failed = False
 
@@ -23,7 +24,7 @@ class Graph:
             return self.eager(*args)
         try:
             if self.call is None:  # not earlier: this alone fails where the compiler's folder cannot be made
-                self.call = compiled(self.eager)
+                self.call = compiled(self.eager, self.thorough)
             out = self.call(*args)
         except Exception as error:
             if self.works and not _of_the_compiler(error):
@@ -36,9 +37,10 @@ class Graph:
         return out
 
 
-def compiled(method: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(method: Callable[..., Any], thorough: bool) -> Callable[..., Any]:
     """Static shapes, one graph or an error. Random numbers are torch's own: the same as eagerly, and quicker."""
     options: Any = {"guard_filter_fn": _of_arguments, "fallback_random": True, "size_asserts": False}
+    options["cpp_wrapper"] = thorough
     return torch.compile(_apart(method), fullgraph=True, dynamic=False, options=options)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kumite import machine
-from kumite.machine import COLD, SHARE, WARM, Known, pays_to_compile, pick_threads
+from kumite.machine import COLD, SHARE, WARM, Known, pays_to_be_thorough, pays_to_compile, pick_threads
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,14 @@ def test_what_auto_decides(choice: str, updates: int, recurrent: bool, known: bo
     decided, why = pays_to_compile(choice, updates, recurrent, known)
     assert decided is expected
     assert why
+
+
+def test_only_many_small_updates_are_compiled_thoroughly() -> None:
+    cpu = torch.device("cpu")
+    assert pays_to_be_thorough(10 * COLD, SHARE - 1, cpu)
+    assert not pays_to_be_thorough(10 * COLD - 1, SHARE - 1, cpu)
+    assert not pays_to_be_thorough(10 * COLD, SHARE, cpu)
+    assert not pays_to_be_thorough(10 * COLD, SHARE - 1, torch.device("cuda"))
 
 
 def test_graphs_are_known_by_the_folder_they_are_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
