@@ -45,7 +45,7 @@ def test_without_a_compiler_or_a_folder_for_it_the_method_itself_runs(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
     graph, x = Graph(Scales(1.5).of, "the update"), torch.randn(11)
     missing = ("/nowhere/c++",) if trouble == "compiler" else inductor.cpp.cxx
-    with inductor.patch({"cpp.cxx": missing, "force_disable_caches": trouble == "compiler"}):
+    with inductor.patch({"cpp.cxx": missing}):
         with pytest.warns(RuntimeWarning, match="the update could not be compiled, so all runs eagerly: .+"):
             assert torch.equal(graph(x), Scales(1.5).of(x))
         with warnings.catch_warnings():
