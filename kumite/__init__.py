@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kumite.openmp import BOUNDED as _BOUNDED  # noqa: F401  comes before torch
 from kumite.version import __version__
 
 if TYPE_CHECKING:

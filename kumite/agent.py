@@ -6,7 +6,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -26,8 +26,10 @@ from kumite.errors import RunError, UserError
 from kumite.evaluate import Evaluation, copies, evaluate
 from kumite.log import Logger
 from kumite.machine import (
+    Known,
     free_memory,
     manifest,
+    pays_to_be_thorough,
     pays_to_compile,
     pick_device,
     pick_precision,
@@ -38,7 +40,7 @@ from kumite.machine import (
 from kumite.nn.cores import forget
 from kumite.profile import Profile
 from kumite.rng import Randomness
-from kumite.runs import Stop, find, is_run, open_folder, pick_checkpoint
+from kumite.runs import Stop, find, is_run, open_folder, pick_checkpoint, rewrite
 from kumite.schedules import Every
 from kumite.sinks import ready
 from kumite.sinks.tensorboard import EVENTS
@@ -48,6 +50,9 @@ from kumite.video import has_display, video, window
 
 FOLDER_KEYS = ("dir", "name", "track")
 """In Python a run writes files only if one of these was given."""
+UNTRACED = {"seed", "steps", "device", "name", "dir", "track", "compile", "quiet", "profile", "stop_at"}
+UNTRACED |= {"env", "eval", "log", "save"}
+"""What does not change the graphs of a run."""
 EVALUATION = 1  # the path of evaluation seeds
 
 Callback = Callable[[RunState], Any]
@@ -158,6 +163,8 @@ class Agent:
         except Interrupted:
             self._save_hook(run)
             raise
+        if self.algo.graph is not None and self.algo.graph.works:
+            self._known(run).keep()
         self._finish(run)
 
     def _start(self) -> RunState:
@@ -174,7 +181,7 @@ class Agent:
             self.path = open_folder(parent, self.config.name, self.config.seed, texts)
         run = RunState(self.algo, self.env, self.config.seed, self._logger(), self.device)
         widest = max((p.shape[-1] for p in self.algo.parameters() if p.dim() > 1), default=1)
-        run.threads, run.precision = pick_threads(self.config.threads), pick_precision(widest)
+        run.threads, run.precision = pick_threads(self.config.threads, self.algo.work()), pick_precision(widest)
         run.timers = {name: Every(0) for name in ("eval", "log", "save")}
         if self.saved:
             run.restore(self.saved)
@@ -208,9 +215,28 @@ class Agent:
         run.logger.total(until)
         if run.compiled is None:
             updates = self.algo.planned_updates(until - run.env_step)
-            run.compiled = pays_to_compile(self.config.compile, updates, self.algo.span is not None)
+            known = self._known(run)
+            run.compiled, why = pays_to_compile(self.config.compile, updates, self.algo.span is not None, bool(known))
+            run.thorough = pays_to_be_thorough(updates, self.algo.work(), self.device)
+            how = "compiled" if run.compiled else "as they are"
+            run.logger.say(f"threads {run.threads}, products {run.precision}; updates {how}: {why}")
+            self._record({"threads": run.threads, "precision": run.precision, "compiled": run.compiled, "why": why})
         if run.compiled:
-            self.algo.compile_update()
+            self.algo.compile_update(run.thorough)
+            self.algo.compile_pieces()
+
+    def _known(self, run: RunState) -> Known:
+        """What decides whether another run's graphs fit this one."""
+        numbers = {k: v for k, v in dump(self.config).items() if k not in UNTRACED}
+        return Known(self.name, numbers, self.obs_space, self.action, str(self.device), run.threads, run.precision)
+
+    def _record(self, chosen: dict[str, Any]) -> None:
+        """Into the manifest, which was written before any of it was known."""
+        if self.folder is not None:
+            file = self.folder / "manifest.json"
+            with suppress(OSError, ValueError):
+                facts = json.loads(file.read_text(encoding="utf-8"))
+                rewrite(file, json.dumps(facts | {"chosen": chosen}, indent=1))
 
     def _check(self, run: RunState, callback: Callback | None) -> None:
         self._interrupted()

@@ -42,7 +42,11 @@ class Batch(NamedTuple):
 
     def mean(self, x: Tensor) -> Tensor:
         """The one reduction: over rows that count, importance-weighted; leading ensemble dims are summed."""
-        return (x * (self.mask * self.weight)).sum() / self.mask.sum().clamp(min=1.0)
+        return (x * self.share()).sum()
+
+    def share(self) -> Tensor:
+        """What each row counts in a mean."""
+        return self.mask * self.weight / self.mask.sum().clamp(min=1.0)
 
     def standardize(self, x: Tensor) -> Tensor:
         """x with mean 0 and deviation 1 over the rows that count."""
@@ -199,9 +203,10 @@ def minibatches(b: Batch, size: int, length: int | None) -> Iterator[Batch]:
     flat = tree.map(lambda x: x.index_select(dim, order), flat)
     core = tree.map(lambda x: x.index_select(0, order), core)
     step = columns // count
-    for i in range(count):
-        begin, size_i = i * step, step if i < count - 1 else columns - i * step
-        part: Any = tree.map(lambda x, s=begin, z=size_i: x.narrow(dim, s, z), flat)
+    sizes = [step] * (count - 1) + [columns - (count - 1) * step]
+    flat["weight"] = torch.ones_like(flat["mask"])
+    cores = _split(core, sizes, 0)
+    for i, part in enumerate(_split(flat, sizes, dim)):
         mask = part["mask"]
         yield Batch(
             obs=part["obs"],
@@ -211,8 +216,16 @@ def minibatches(b: Batch, size: int, length: int | None) -> Iterator[Batch]:
             discount=mask,
             hop=mask,
             mask=mask,
-            weight=torch.ones_like(mask),
-            core=tree.map(lambda x, s=begin, z=size_i: x.narrow(0, s, z), core),
+            weight=part["weight"],
+            core=cores[i],
             first=part.get("first", mask),
             extras=part["extras"],
         )
+
+
+def _split(x: Tree, sizes: list[int], dim: int) -> list[Any]:
+    """Neighbouring parts, leaf by leaf: all views of a leaf are made at once."""
+    if not isinstance(x, dict):
+        return list(x.split(sizes, dim))
+    parts = {k: _split(v, sizes, dim) for k, v in x.items()}
+    return [{k: v[i] for k, v in parts.items()} for i in range(len(sizes))]

@@ -148,6 +148,11 @@ class Logger:
         if (terminal := self.sinks.get("terminal")) and terminal.due(now := self.time_s):
             self._try("terminal", lambda: terminal.progress(env_step, now))
 
+    def say(self, text: str) -> None:
+        """A line for whoever is watching."""
+        if isinstance(terminal := self.sinks.get("terminal"), Terminal):
+            self._try("terminal", lambda: terminal.say(text))
+
     def total(self, steps: int) -> None:
         """The run is now this long."""
         if isinstance(terminal := self.sinks.get("terminal"), Terminal):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
+import hashlib
 import importlib.metadata
 import os
 import platform
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +20,7 @@ from typing import Any
 import torch
 
 from kumite.errors import UserError
+from kumite.openmp import BOUNDED
 from kumite.version import __version__
 
 SECRET = re.compile(r"(?i)(key|token|secret|password|passwd|credential)")
@@ -44,9 +48,30 @@ def free_memory(device: torch.device) -> int:
     return int(psutil.virtual_memory().available)
 
 
-def pick_threads(asked: int) -> int:
-    """Threads for torch on the CPU. One is the safe choice: processes that share cores slow each other manifold."""
-    return asked or 1
+SHARE = 8_000_000  # multiplications of one product that occupy a thread
+
+
+def pick_threads(asked: int, work: int) -> int:
+    """Threads for torch on the CPU, for products of this many multiplications.
+
+    Two processes that share cores slow each other manifold where waiting threads spin for long: more than one thread is
+    taken only if `import kumite` came early enough to bound that, if nothing bounds threads already (OMP_NUM_THREADS,
+    as studies set it), and up to four. Facts decide and no stopwatch: the same command computes the same numbers.
+    """
+    if asked:
+        return asked
+    if "OMP_NUM_THREADS" in os.environ:
+        return torch.get_num_threads()
+    return max(1, min(cores(), torch.get_num_threads(), 4, work // SHARE)) if BOUNDED else 1
+
+
+def cores() -> int:
+    """Those this process may use: by affinity, and by the quota of a container."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        here = min(here, max(int(quota) // int(period), 1))  # "max" is no number: no quota
+    return here
 
 
 @contextmanager
@@ -84,13 +109,50 @@ def products(precision: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-WORTH_COMPILING = 20_000  # gradient steps: a cold compilation takes about as long as these gain
+COLD, WARM = 20_000, 5_000
+"""Gradient steps from which on compiling pays: it takes as long as these gain, or as so many if the graph is known."""
 
 
-def pays_to_compile(choice: str, updates: int, recurrent: bool) -> bool:
-    if choice == "auto":
-        return updates >= WORTH_COMPILING and not recurrent
-    return choice == "on"
+def pays_to_compile(choice: str, updates: int, recurrent: bool, known: bool) -> tuple[bool, str]:
+    """Whether, and why, in words."""
+    if choice != "auto":
+        return choice == "on", f"--compile {choice}"
+    if recurrent:
+        return False, "nets with memory take long to compile"
+    enough = updates >= (WARM if known else COLD)
+    cached = " and the compiler has seen them before" if known else ""
+    few = (
+        "" if enough else f", too few to win back what compiling costs (--compile on from {WARM if known else COLD:,})"
+    )
+    return enough, f"{updates:,} are planned{cached}{few}"
+
+
+def pays_to_be_thorough(updates: int, work: int, device: torch.device) -> bool:
+    """Whether many small updates win back what it takes to compile the calls between their kernels, too."""
+    return device.type == "cpu" and work < SHARE and updates >= 10 * COLD
+
+
+class Known:
+    """Which graphs torch's compiler has in its folder: an empty file there for each kind of run that it compiled."""
+
+    def __init__(self, *facts: Any) -> None:
+        text = repr((__version__, torch.__version__, _processor(), facts))
+        self.file: Path | None = None  # nowhere: there may be no user, and no room for temporary files
+        with suppress(OSError, KeyError):
+            folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+            folder = folder or f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
+            self.file = Path(folder) / "kumite" / hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def __bool__(self) -> bool:
+        with suppress(OSError):
+            return self.file is not None and self.file.exists()
+        return False
+
+    def keep(self) -> None:
+        with suppress(OSError):
+            if self.file is not None:
+                self.file.parent.mkdir(exist_ok=True)
+                self.file.touch()
 
 
 # --- the record ----------------------------------------------------------------------------------------------------

@@ -8,6 +8,19 @@ import torch
 from torch import Tensor
 
 
+def carried(x: Tensor, keep: Tensor) -> Tensor:
+    """y_t = x_t + keep_t y_{t+1}, nothing after the last row.
+
+    In log T steps: after each, y_t holds twice as many terms, and keep_t what lies beyond them is worth.
+    """
+    reach = 1
+    while reach < x.shape[0]:
+        x = torch.cat([x[:-reach] + keep[:-reach] * x[reach:], x[-reach:]])
+        keep = torch.cat([keep[:-reach] * keep[reach:], keep[-reach:]])
+        reach *= 2
+    return x
+
+
 def gae(
     reward: Tensor, value: Tensor, terminated: Tensor, over: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
@@ -16,12 +29,7 @@ def gae(
     value[t + 1] is V of the true observation after step t: a time limit bootstraps from it, a termination does not.
     """
     delta = reward + gamma * ~terminated * value[1:] - value[:-1]
-    keep = gamma * lam * ~over
-    advantage = torch.empty_like(delta)
-    running = torch.zeros_like(delta[0])
-    for t in range(delta.shape[0] - 1, -1, -1):
-        running = delta[t] + keep[t] * running
-        advantage[t] = running
+    advantage = carried(delta, gamma * lam * (~over).to(delta.dtype))
     return advantage, advantage + value[:-1]
 
 
@@ -48,13 +56,7 @@ def vtrace(
     ratio = log_ratio.exp()
     rho, c = ratio.clamp(max=rho_max), lam * ratio.clamp(max=c_max)
     delta = rho * (reward + gamma * ~terminated * value[1:] - value[:-1])
-    keep = gamma * c * ~over
-    target = torch.empty_like(delta)
-    running = torch.zeros_like(delta[0])
-    for t in range(delta.shape[0] - 1, -1, -1):
-        running = delta[t] + keep[t] * running
-        target[t] = running
-    return target + value[:-1]
+    return carried(delta, gamma * c * (~over).to(delta.dtype)) + value[:-1]
 
 
 def corrected(
@@ -90,13 +92,10 @@ def windows(x: Tensor, n: int) -> Tensor:
 
 def discounted(reward: Tensor, over: Tensor, start: Tensor, gamma: float) -> Tensor:
     """The running discounted return G_t = gamma G_{t-1} + r_t, forgotten after an end. [T, N], from `start` [N]."""
-    out = torch.empty_like(reward)
-    running = start
-    for t in range(reward.shape[0]):
-        running = running * gamma + reward[t]
-        out[t] = running
-        running = running * ~over[t]
-    return out
+    keep = gamma * (~over).to(reward.dtype)
+    x = torch.cat([reward[:1] + gamma * start, reward[1:]])
+    before = torch.cat([torch.zeros_like(keep[:1]), keep[:-1]])  # how much of the row before is carried
+    return carried(x.flip(0), before.flip(0)).flip(0)
 
 
 def squash(x: Tensor, eps: float = 1e-3) -> Tensor:

@@ -33,9 +33,10 @@ class Ratio:
 
     def __init__(self, ratio: float, warmup: int = 0) -> None:
         self.ratio = Fraction(ratio).limit_denominator(1_000_000)
+        self.part, self.whole = self.ratio.numerator, self.ratio.denominator
         self.warmup = warmup
         self.last = 0
-        self.credit = Fraction(0)
+        self.credit = 0  # in parts of `whole`: counting integers is cheap, and this is asked at every step
 
     def due(self, env_step: int) -> int:
         """Updates to make now that this many environment steps lie behind."""
@@ -43,22 +44,20 @@ class Ratio:
         self.last = max(self.last, env_step)
         if fresh <= 0:
             return 0
-        self.credit += fresh * self.ratio
-        count = int(self.credit)
-        self.credit -= count
+        count, self.credit = divmod(self.credit + fresh * self.part, self.whole)
         return count
 
     def skip(self, env_step: int) -> None:
         """Forget what has come due so far: nothing to learn from yet, and no burst later."""
         self.last = max(self.last, env_step)
-        self.credit = Fraction(0)
+        self.credit = 0
 
     def state(self) -> dict[str, Any]:
-        return {"last": self.last, "credit": [self.credit.numerator, self.credit.denominator]}
+        return {"last": self.last, "credit": [self.credit, self.whole]}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.last = int(state["last"])
-        self.credit = Fraction(*state["credit"])
+        self.credit = int(Fraction(*state["credit"]) * self.whole)
 
 
 class Every:

@@ -19,6 +19,7 @@ from kumite.algos.base import Algorithm
 from kumite.envs.base import VecEnv
 from kumite.errors import RunError
 from kumite.log import Logger, Meter
+from kumite.machine import products
 from kumite.nn.cores import forget
 from kumite.schedules import Every
 from kumite.stream import Stream
@@ -52,6 +53,7 @@ class RunState:
         self.threads = 1
         self.precision = "highest"
         self.compiled: bool | None = None  # decided once per run: a resumed run computes as before
+        self.thorough = False  # how
         self.meter = Meter()
         self.timers: dict[str, Every] = {}
         self.env = env
@@ -110,12 +112,14 @@ class RunState:
 
 
 Hook = Callable[[RunState], None]
+MANY = 64  # rows from which on acting gains by products that are made for large matrices
 
 
 @torch.no_grad()
 def online(run: RunState, until: int, hooks: Mapping[str, Hook], check: Callable[[], None]) -> None:
     """Train until `until` environment steps; hooks fire by the timers of their names, `check` may raise Interrupted."""
     algo, env, stream = run.algo, run.env, run.stream
+    exactly = run.precision if env.slots >= MANY else "highest"
     if not run.step:
         run.take(env.reset(run.seed))
     while True:
@@ -126,7 +130,8 @@ def online(run: RunState, until: int, hooks: Mapping[str, Hook], check: Callable
             return
         step = run.current
         before = forget(tree.at(run.core, step.slot), tree.at(run.first, step.slot))
-        act = algo.explore(step.obs, before, run.env_step, until, step.slot)
+        with products(exactly):
+            act = algo.explore(step.obs, before, run.env_step, until, step.slot)
         stream.record(act, before, step.slot)
         env.send(tree.to(act.action, "cpu"), None if step.slot is None else step.slot.cpu())
         run.core = tree.put(run.core, step.slot, act.core)

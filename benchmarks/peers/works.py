@@ -19,6 +19,17 @@ SAC = {
     "buffer": 1_000_000,
     "random_steps": 1_000,
 }
+TD3 = SAC | {"delay": 2, "noise": 0.1}
+DQN = {  # Stable-Baselines3's own, but for the random start
+    "envs": 1,
+    "batch": 32,
+    "every": 4,
+    "lr": 1e-4,
+    "gamma": 0.99,
+    "buffer": 100_000,
+    "target_every": 10_000,
+    "random_steps": 1_000,
+}
 PPO = {  # Stable-Baselines3's own
     "envs": 8,
     "horizon": 2048,
@@ -165,6 +176,32 @@ WORKS: dict[str, Work] = {
         unit="ms",
         note="floor: hand-written AVX-512 C++ (floor.cpp) doing the same arithmetic and nothing else. "
         "The peers' figure is the mean time of train() in their loop, sampling included.",
+    ),
+    "td3-cheetah": Work(
+        "TD3 HalfCheetah-v5, 1 env, an update per step, batch 256, 2 x 256, the actor at every second",
+        TD3,
+        ("kumite", "sb3", "sbx"),
+        {"sb3": 3.0, "sbx": 1.2},
+        warm=1_300,
+        note="The clock starts 300 updates after the random steps.",
+    ),
+    "dqn-cartpole": Work(
+        "DQN CartPole-v1, 1 env, an update per 4 steps, batch 32, 2 x 64",
+        DQN | {"env": "CartPole-v1", "layers": [64, 64]},
+        ("kumite", "sb3", "sbx"),
+        {"sb3": 3.0},
+        warm=2_500,
+        note="The clock starts 375 updates after the random steps.",
+    ),
+    "dqn-pong": Work(
+        "DQN Pong, 1 env, an update per 4 steps, batch 32, Nature's CNN",
+        DQN | {"env": "Pong"},
+        ("kumite", "sb3", "sbx"),
+        {"sb3": 3.0},
+        warm=1_200,
+        seconds=15.0,
+        note="The clock starts 50 updates after the random steps. kumite's frames come from ALE's vector environment, "
+        "the others' from gymnasium.",
     ),
     "cartpole-475": Work(
         "CartPole-v1 to an evaluation of 475, from the shell's Enter to exit",

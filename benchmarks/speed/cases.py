@@ -21,7 +21,8 @@ POOL = PLAIN | {"num_envs": 64, "horizon": 64, "batch_size": 2048, "epochs": 5, 
 POOL |= {"normalize_obs": True, "normalize_value": True, "smooth_clamp": True, "lr_schedule": "kl"}
 POOL |= {"actor": {"layers": [128, 64, 32], "activation": "elu", "init": "uniform"}}
 CNN = {"encoder": "nature", "layers": [512], "activation": "relu", "init": "orthogonal"}
-SAC = PLAIN | {"num_envs": 1, "warmup": 300, "batch_size": 256, "lr": 3e-4, "actor": MLP256, "critic": MLP256}
+SAC = PLAIN | {"num_envs": 1, "warmup": 300, "batch_size": 256, "lr": 3e-4, "policy_delay": 1}
+SAC |= {"actor": MLP256, "critic": MLP256}
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
+from kumite.algos.graph import Graph
 from kumite.batch import Batch
 from kumite.errors import UserError
 from kumite.nn.adam import Adam
@@ -83,8 +82,7 @@ class Algorithm(nn.Module):
         self.obs_space, self.action, self.slots, self.cfg = obs_space, action, slots, cfg
         self._refuse_others()
         self.updates = 0
-        self.graph: Callable[..., Out] | None = None
-        self.graph_works = False
+        self.graphs: dict[str, Graph] = {}
         self.norm = ObsNorm(obs_space if cfg.normalize_obs else {}, cfg.obs_clip)
 
     def _refuse_others(self) -> None:
@@ -113,13 +111,13 @@ class Algorithm(nn.Module):
 
         Algorithms with a random start, or with noise that depends on time or copy, have their own.
         """
-        return self.act(obs, core)
+        return self.answer(obs, core)
 
     def observe(self, step: Step, first: Tensor) -> None:
         """Sees every Step once, when it arrives; `first`: slots whose observation begins an episode."""
 
     def learn(self, stream: Stream, env_step: int, total: int) -> list[dict[str, Tensor]]:
-        """Whatever is due after `env_step` of `total` steps; the metrics of each gradient step made."""
+        """Whatever is due after `env_step` of `total` steps; metrics of the gradient steps made, or their means."""
         raise TypeError("an algorithm learns")
 
     def update(self, b: Batch, *args: Any) -> Out:
@@ -127,29 +125,58 @@ class Algorithm(nn.Module):
         raise TypeError("an algorithm updates")
 
     def step_update(self, b: Batch, *args: Any) -> Out:
-        """`update`, compiled where that was asked for; a compiler that fails costs one warning, not the run."""
-        if self.graph is None:
-            return self.update(b, *args)
-        try:
-            return self.graph(b, *args)
-        except Exception as error:
-            if self.graph_works:
-                raise
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            warnings.warn(f"the update could not be compiled and runs eagerly: {reason}", RuntimeWarning, stacklevel=2)
-            self.graph = None
-            return self.update(b, *args)
-        finally:
-            self.graph_works = True
+        """`update`, compiled where that was asked for."""
+        out: Out = self.compiled("update", self.update, b, *args)
+        return out
 
-    def compile_update(self) -> None:
+    def answer(self, obs: dict[str, Tensor], core: Tree, explore: bool = True) -> Act:
+        """`act` as `explore` calls it: compiled where the updates are, as long as all slots speak together."""
+        if next(iter(obs.values())).shape[0] != self.slots:
+            return self.act(obs, core, explore)
+        act: Act = self.compiled("act", self.act, obs, core, explore)
+        return act
+
+    def compiled(self, name: str, method: Callable[..., Any], *args: Any) -> Any:
+        """The method by its graph, if there is one. If one fails, none is used."""
+        graph = self.graphs.get(name)
+        if graph is None:
+            return method(*args)
+        out = graph(*args)
+        if graph.failed:
+            self.graphs = {}
+        return out
+
+    @property
+    def graph(self) -> Graph | None:
+        """That of the updates."""
+        return self.graphs.get("update")
+
+    def compile_update(self, thorough: bool = False) -> None:
         """From now on `update` runs as one compiled graph."""
-        if self.graph is None:
-            self.graph, self.graph_works = torch.compile(self.update, fullgraph=True), False
+        for module in self.modules():
+            if isinstance(module, Adam):
+                module.ready_()
+        if "update" not in self.graphs:
+            self.graphs["update"] = Graph(self.update, "the update", thorough)
+
+    def compile_pieces(self) -> None:
+        """And what happens at every step beside it as graphs of their own."""
+        if "act" not in self.graphs:
+            self.graphs["act"] = Graph(self.act, "acting")
 
     def planned_updates(self, steps: int) -> int:
         """About how many gradient steps so many environment steps mean."""
         return steps
+
+    @property
+    def rows(self) -> int:
+        """How many go through a net at once in a gradient step."""
+        return 1
+
+    def work(self) -> int:
+        """About how many multiplications the largest product of a gradient step has."""
+        places = 64  # where a kernel is applied
+        return self.rows * max((p.numel() * (places if p.dim() == 4 else 1) for p in self.parameters()), default=0)
 
     def adam_of(self, net: nn.Module, lr: float = 0.0) -> Adam:
         """The optimiser of a net by the common numbers; another learning rate where one is given."""

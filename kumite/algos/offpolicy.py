@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kumite.algos.base import AlgoConfig, Algorithm
+from kumite.algos.graph import Graph
 from kumite.batch import Batch, sequences, transitions
 from kumite.errors import UserError
 from kumite.nn.adam import Adam
@@ -121,11 +122,12 @@ class OffPolicy(Algorithm):
         return {name: torso.initial(n, device) for name, torso in self.torsos.items()}
 
     def explore(self, obs: dict[str, Tensor], core: Tree, env_step: int, total: int, slot: Tensor | None) -> Act:
-        act = self.act(obs, core)
         if env_step >= self.cfg.warmup:
-            return act
-        mask = obs.get("mask")
-        return act._replace(action=self.action.random(act.action["c"].shape[0], act.action["c"].device, mask))
+            return self.answer(obs, core)
+        if self.span:  # random actions, too, are remembered
+            core = self.act(obs, core).core
+        seen = next(iter(obs.values()))
+        return Act(self.action.random(seen.shape[0], seen.device, obs.get("mask")), core)
 
     # -- replay -------------------------------------------------------------------------------------------------------
 
@@ -150,10 +152,18 @@ class OffPolicy(Algorithm):
         if self.span:
             b = sequences(stream, *drawn[:2], self.span, cfg.burn_in, cfg.n_step, cfg.gamma, self.single_steps)
         else:
-            b = transitions(stream, *drawn[:2], cfg.n_step, cfg.gamma, self.single_steps)
+            b = self.compiled("cut", self.cut, stream, *drawn[:2])
         if drawn.weight is not None:
             b = b._replace(weight=drawn.weight.expand_as(b.mask))
         return drawn, b if self.views == 1 else b.repeated(self.views)
+
+    def cut(self, stream: Stream, row: Tensor, slot: Tensor) -> Batch:
+        return transitions(stream, row, slot, self.cfg.n_step, self.cfg.gamma, self.single_steps)
+
+    def compile_pieces(self) -> None:
+        super().compile_pieces()
+        if not self.span and "cut" not in self.graphs:
+            self.graphs["cut"] = Graph(self.cut, "cutting batches")
 
     # -- learning -----------------------------------------------------------------------------------------------------
 
@@ -176,6 +186,10 @@ class OffPolicy(Algorithm):
     def choices(self) -> tuple[Any, ...]:
         """What `update` gets besides the batch: plain values, each set of which is a graph of its own."""
         return ()
+
+    @property
+    def rows(self) -> int:
+        return max(1, self.cfg.batch_size // (self.span or 1))
 
     def planned_updates(self, steps: int) -> int:
         return int(steps * self.cfg.update_ratio)

@@ -155,14 +155,20 @@ class PPO(Algorithm):
                 epoch.append(self.step_update(part, clip, entropy).metrics)
                 self.updates += 1
                 self.steer_lr("minibatch", epoch[-1:])
-            metrics += epoch
             self.steer_lr("epoch", epoch)
-            if cfg.target_kl and torch.stack([m["train/kl"] for m in epoch]).mean() > cfg.target_kl:
+            metrics.append({name: torch.stack([m[name] for m in epoch]).mean() for name in epoch[0]})
+            if cfg.target_kl and metrics[-1]["train/kl"] > cfg.target_kl:
                 break
         self.steer_lr("rollout", metrics)
         if cfg.normalize_obs:
             self.norm.update(tree.map(lambda x: x[:-1], raw.obs))
         return metrics
+
+    @property
+    def rows(self) -> int:
+        whole = self.cfg.horizon * self.slots
+        size = whole // self.cfg.minibatches if self.cfg.minibatches else self.cfg.batch_size or whole
+        return max(1, size // (self.span or 1))
 
     def planned_updates(self, steps: int) -> int:
         rows = self.cfg.horizon * self.slots
@@ -199,33 +205,37 @@ class PPO(Algorithm):
     def update(self, b: Batch, clip: Tensor, entropy_coef: Tensor) -> Out:
         cfg, x = self.cfg, b.extras
         advantage = b.standardize(x["advantage"]) if cfg.norm_adv == "minibatch" else x["advantage"]
+        share = b.share()
 
-        def loss_fn(net: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        def loss_fn(net: Any) -> tuple[Tensor, tuple[Any, ...]]:
             policy, value = net(b)
-            log_ratio = policy.log_prob(x["u"], b.action["d"]) - x["log_prob"]
-            ratio = log_ratio.exp()
-            loss_pi = -b.mean(self.surrogate(ratio, advantage, clip))
+            ratio = (policy.log_prob(x["u"], b.action["d"]) - x["log_prob"]).exp()
+            loss_pi = -(self.surrogate(ratio, advantage, clip) * share).sum()
             error = (value - x["return"]).square()
             if cfg.clip_value:
                 near = x["value"] + (value - x["value"]).clamp(-cfg.clip_value, cfg.clip_value)
                 error = torch.max(error, (near - x["return"]).square())
-            loss_v = 0.5 * b.mean(error)
-            entropy = b.mean(policy.entropy())
+            loss_v = 0.5 * (error * share).sum()
+            entropy = (policy.entropy() * share).sum()
             loss = loss_pi + cfg.value_coef * loss_v - entropy_coef * entropy
             if cfg.bounds_coef:
                 mean = policy.c.mean
                 beyond = (mean.abs() - 1.1).clamp(min=0) if cfg.bounds_loss == "bound" else mean
-                loss = loss + cfg.bounds_coef * b.mean(beyond.square().sum(-1))
-            return loss, {
-                "train/policy_gradient_loss": loss_pi,
-                "train/value_loss": loss_v,
-                "train/entropy": entropy,
-                "train/kl": b.mean(self.behaviour(b).kl(policy)),
-                "train/clip_fraction": b.mean(((ratio - 1).abs() > clip).float()),
-            }
+                loss = loss + cfg.bounds_coef * (beyond.square().sum(-1) * share).sum()
+            return loss, (loss_pi, loss_v, entropy, ratio, policy.numbers())
 
-        loss, metrics = self.adam.descend(loss_fn)
-        return Out({"train/loss": loss, **metrics, "train/learning_rate": self.adam.lr.clone()})
+        loss, (loss_pi, loss_v, entropy, ratio, said) = self.adam.descend(loss_fn)
+        kl = self.behaviour(b).kl(Policy.of(said, self.action.branches, cfg.squash))
+        metrics = {
+            "train/loss": loss,
+            "train/policy_gradient_loss": loss_pi,
+            "train/value_loss": loss_v,
+            "train/entropy": entropy,
+            "train/kl": (kl * share).sum(),
+            "train/clip_fraction": (((ratio - 1).abs() > clip) * share).sum(),
+            "train/learning_rate": self.adam.lr.clone(),
+        }
+        return Out(metrics)
 
     def surrogate(self, ratio: Tensor, advantage: Tensor, clip: Tensor) -> Tensor:
         """What a row's policy is worth, as long as the ratio is near 1."""

@@ -96,7 +96,7 @@ class TD3(OffPolicy):
         if env_step < self.cfg.warmup:
             return super().explore(obs, core, env_step, total, slot)
         self.noise.schedule(env_step, total)
-        act = self.act(obs, core, explore=False)
+        act = self.answer(obs, core, explore=False)
         return act._replace(action=act.action | {"c": self.noise.follow(act.action["c"], slot)})
 
     def observe(self, step: Step, first: Tensor) -> None:

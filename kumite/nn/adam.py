@@ -38,8 +38,12 @@ class Adam(nn.Module):
         # float32: a compiled graph (torch 2.13, CPU) silently loses in-place changes of 0-d float64 tensors
         self.register_buffer("t", torch.zeros(()))
         self.register_buffer("lr", torch.tensor(lr))
+        self.register_buffer("coming", torch.zeros(2), persistent=False)  # it follows from t
         self.t: Tensor
         self.lr: Tensor
+        self.coming: Tensor
+        self.ready_()
+        self.register_load_state_dict_post_hook(lambda adam, _: adam.ready_())
 
     def descend(self, loss_fn: Callable[[Any], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
         """One step on this net along `loss_fn(net) -> (loss, aux)`; every other net is a constant in it."""
@@ -77,6 +81,9 @@ class Adam(nn.Module):
                 norm.learning, norm.seen = False, None
 
     def settle_(self, seen: list[Any]) -> None:
+        """After the step: weights back onto their surface, and the batch's statistics into the running ones."""
+        for module in self.__dict__["projected"]:
+            module.project_()
         for norm, statistics in zip(self.__dict__["norms"], seen, strict=True):
             if statistics is not None:
                 norm.settle_(*statistics)
@@ -84,25 +91,59 @@ class Adam(nn.Module):
     def step_(self, params: list[Tensor], grads: list[Tensor]) -> None:
         m = [getattr(self, f"m{i}") for i in range(len(params))]
         v = [getattr(self, f"v{i}") for i in range(len(params))]
-        b1, b2 = self.betas
         if self.clip:
-            norm = torch.stack(torch._foreach_norm(grads)).norm()
-            grads = list(torch._foreach_mul(grads, (self.clip / (norm + 1e-6)).clamp(max=1.0)))
+            grads = list(torch._foreach_mul(grads, (self.clip / (_norm(grads) + 1e-6)).clamp(max=1.0)))
         self.t.add_(1)
-        torch._foreach_lerp_(m, grads, 1 - b1)
-        torch._foreach_mul_(v, b2)
-        torch._foreach_addcmul_(v, grads, grads, 1 - b2)
-        denominator = torch._foreach_sqrt(v)
-        torch._foreach_div_(denominator, (-torch.expm1(self.t * math.log(b2))).sqrt())
-        torch._foreach_add_(denominator, self.eps)
-        step = torch._foreach_div(m, denominator)
-        share = torch.expm1(self.t * math.log(b1)) if b1 else -1.0  # expm1(t log b) = b^t - 1 < 0
-        torch._foreach_mul_(step, self.lr / share)
-        if self.weight_decay:
-            torch._foreach_mul_(params, 1 - self.lr * self.weight_decay)
-        torch._foreach_add_(params, step)
-        for module in self.__dict__["projected"]:
-            module.project_()
+        if torch.compiler.is_compiling():
+            self.traced_(params, grads, m, v)
+        else:
+            self.fused_(params, grads, m, v)
+
+    def ready_(self) -> None:
+        """Before the first step of a graph: what is left of the bias corrections, for step t + 1."""
+        log1, log2 = (math.log(b) if b else -math.inf for b in self.betas)
+        root = (-torch.expm1((self.t + 1) * log2)).sqrt()
+        self.coming.copy_(torch.stack([root / -torch.expm1((self.t + 1) * log1), root]))
+
+    def fused_(self, params: list[Tensor], grads: list[Tensor], m: list[Tensor], v: list[Tensor]) -> None:
+        """By torch's own kernel, in one pass over the numbers."""
+        b1, b2 = self.betas
+        kernel = torch._fused_adamw_ if self.weight_decay else torch._fused_adam_
+        kernel(
+            params,
+            grads,
+            m,
+            v,
+            [],
+            [self.t] * len(params),
+            lr=self.lr,
+            beta1=b1,
+            beta2=b2,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def traced_(self, params: list[Tensor], grads: list[Tensor], m: list[Tensor], v: list[Tensor]) -> None:
+        """The same for the compiler. The step's scalars were left in a buffer by the step before: if they were formed
+        here, the graph would form them anew for every few numbers, which took longer than all the rest.
+        """
+        b1, b2 = self.betas
+        rate, eps = -self.lr * self.coming[0], self.eps * self.coming[1]
+        for p, g, first, second in zip(params, grads, m, v, strict=True):
+            first.lerp_(g, 1 - b1)
+            second.mul_(b2).addcmul_(g, g, value=1 - b2)
+            if self.weight_decay:
+                p.mul_(1 - self.lr * self.weight_decay)
+            p.add_(rate * (first / (second.sqrt() + eps)))
+        self.ready_()
+
+
+def _norm(grads: list[Tensor]) -> Tensor:
+    if torch.compiler.is_compiling():  # _foreach_norm stays a call for each tensor there, sums become part of the graph
+        return torch.stack([g.square().sum() for g in grads]).sum().sqrt()
+    return torch.stack(torch._foreach_norm(grads)).norm()
 
 
 def _detach(aux: Any) -> Any:

@@ -14,12 +14,15 @@ from kumite.tree import Tree
 
 
 class Core(nn.Module):
-    """Base of the cells: input projections of all rows at once, then a loop over time.
+    """Base of the cells. Weights, gate order and arithmetic are those of torch.nn.LSTM, GRU and RNN.
 
-    Weights and gate order are those of torch.nn.LSTM, GRU and RNN.
+    Eagerly on the CPU torch's own layers run: they cannot forget within a sequence, so episodes become sequences of
+    their own there. A graph (torch 2.13 compiles no such layer inside torch.func) unrolls the cell over time.
     """
 
     gates = 1
+    layer: Any = None
+    """Torch's function of the whole sequence."""
     states: tuple[str, ...] = ("h",)
 
     def __init__(self, size_in: int, width: int, layers: int) -> None:
@@ -39,6 +42,36 @@ class Core(nn.Module):
 
     def forward(self, x: Tensor, core: Tree, first: Tensor) -> tuple[Tensor, Tree]:
         """x: [T, B, F], first: [T, B] bool -> [T, B, width] and the state after the last row."""
+        if _eager(x) and (x.shape[0] == 1 or not first[1:].any()):
+            return self.whole(x, forget(core, first[0]))
+        return self.unrolled(x, core, first)
+
+    def outputs(self, x: Tensor, core: Tree, first: Tensor) -> Tensor:
+        """The first half of `forward`."""
+        if not _eager(x) or not first[1:].any():
+            return self(x, core, first)[0]
+        T, B = first.shape
+        begins = first.t().clone()  # [B, T]
+        begins[:, 0] = True
+        flat = begins.flatten()
+        start = flat.nonzero()[:, 0]  # [S], where episodes (or the rest of one) begin in [B T]
+        episode = flat.cumsum(0) - 1  # [B T]
+        time = torch.arange(B * T) - start[episode]
+        padded = (start + torch.arange(int(time.max()) + 1)[:, None]).clamp(max=B * T - 1)  # [longest, S]
+        column = start // T
+        zero = (start % T != 0) | first[0][column]
+        y, _ = self.whole(x.transpose(0, 1).flatten(0, 1)[padded], forget(tree.take(core, column), zero))
+        return y[time, episode].unflatten(0, (B, T)).transpose(0, 1)
+
+    def whole(self, x: Tensor, core: Tree) -> tuple[Tensor, Tree]:
+        """Sequences without an end on the way, by torch's own layers."""
+        weights = [w for four in zip(self.w_in, self.w_state, self.b_in, self.b_state, strict=True) for w in four]
+        states = tuple(core[k].transpose(0, 1).contiguous() for k in self.states)
+        before = states if len(states) > 1 else states[0]
+        y, *after = type(self).layer(x, before, weights, True, self.layers, 0.0, False, False, False)
+        return y, {k: s.transpose(0, 1) for k, s in zip(self.states, after, strict=True)}
+
+    def unrolled(self, x: Tensor, core: Tree, first: Tensor) -> tuple[Tensor, Tree]:
         keep = (~first)[..., None].to(x.dtype)
         ends: dict[str, list[Tensor]] = {k: [] for k in self.states}
         for i in range(self.layers):
@@ -60,6 +93,7 @@ class Core(nn.Module):
 class LSTM(Core):
     gates = 4
     states = ("h", "c")
+    layer = staticmethod(torch.lstm)
 
     def cell(self, x: Tensor, state: tuple[Tensor, ...], w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         h, c = state
@@ -70,6 +104,7 @@ class LSTM(Core):
 
 class GRU(Core):
     gates = 3
+    layer = staticmethod(torch.gru)
 
     def cell(self, x: Tensor, state: tuple[Tensor, ...], w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         (h,) = state
@@ -81,6 +116,8 @@ class GRU(Core):
 
 
 class RNN(Core):
+    layer = staticmethod(torch.rnn_tanh)
+
     def cell(self, x: Tensor, state: tuple[Tensor, ...], w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         return ((x + nn.functional.linear(state[0], w, b)).tanh(),)
 
@@ -92,6 +129,10 @@ def make_core(kind: str, size_in: int, width: int, layers: int) -> Core:
     if kind not in CORES:
         raise UserError(f"unknown memory '{kind}'{nearest(kind, ['none', *CORES])} (known: none, {', '.join(CORES)})")
     return CORES[kind](size_in, width, layers)
+
+
+def _eager(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def forget(core: Tree, first: Tensor) -> Tree:

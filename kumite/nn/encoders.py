@@ -31,7 +31,10 @@ class Pixels(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         lead = x.shape[: x.dim() - self.dims]
-        return self.body(x.reshape(-1, *x.shape[len(lead) :]).float() * self.scale).view(*lead, self.size)
+        x = x.reshape(-1, *x.shape[len(lead) :])
+        if self.dims == 3:  # convolutions are a third faster on channels side by side; bytes are quickly turned
+            x = x.contiguous(memory_format=torch.channels_last)
+        return self.body(x.to(torch.float32, copy=True).mul_(self.scale)).view(*lead, self.size)
 
 
 def nature(shape: tuple[int, ...]) -> nn.Module:

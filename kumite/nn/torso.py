@@ -124,7 +124,7 @@ class RecurrentTorso(Torso):
         if k:
             with torch.no_grad():
                 _, core = self.core(x[:k].detach(), core, b.first[:k])
-        return self.core(x[k:], core, b.first[k:])[0]
+        return self.core.outputs(x[k:], core, b.first[k:])
 
     def seen(self, b: Batch) -> Tensor:
         return self.remember(b)[: b.mask.shape[0]]

@@ -434,13 +434,11 @@ def test_there_is_one_net_of_values() -> None:
 
 @pytest.mark.slow
 def test_compiled_updates_are_the_eager_ones() -> None:
-    """With the same draws (the compiler is told to use torch's own). Sums in another order: 1e-4 of each number."""
-    import torch._inductor.config as inductor
-
+    """With the same draws. Sums in another order: 1e-4 of each number."""
     for numbers in ({"double": True}, {"head": "c51", "double": True, "dueling": True, "noisy": True, "rescale": True}):
         eager = make(**numbers)
         compiled = deepcopy(eager)
-        with inductor.patch(fallback_random=True), torch.no_grad():
+        with torch.no_grad():
             compiled.compile_update()
             for seed in range(4):
                 b = batch()

@@ -157,7 +157,7 @@ def test_compiled_steps_are_the_eager_ones() -> None:
     for p, q in zip(eager.parameters(), compiled.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
         assert not q.requires_grad
-    for a, b in zip(adam.buffers(), other.buffers(), strict=True):
+    for a, b in zip(adam.state_dict().values(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 

@@ -43,7 +43,7 @@ def never(steps: int = T) -> Tensor:
 def test_cells_are_torchs(kind: str, layers: int) -> None:
     core, x = make_core(kind, F, W, layers), torch.randn(T, B, F)
     start = random_state(core)
-    y, end = core(x, start, never())
+    y, end = core.unrolled(x, start, never())
     states = {k: v.transpose(0, 1).contiguous() for k, v in start.items()}
     theirs, last = torchs(core, kind)(x, (states["h"], states["c"]) if kind == "lstm" else states["h"])
     torch.testing.assert_close(y, theirs)
@@ -56,7 +56,7 @@ def test_cells_are_torchs(kind: str, layers: int) -> None:
 def test_gradients_are_torchs(kind: str, layers: int) -> None:
     core, x = make_core(kind, F, W, layers), torch.randn(T, B, F)
     other = torchs(core, kind)
-    ours = torch.autograd.grad(core(x, core.initial(B), never())[0].square().sum(), core.w_state[0])
+    ours = torch.autograd.grad(core.unrolled(x, core.initial(B), never())[0].square().sum(), core.w_state[0])
     theirs = torch.autograd.grad(other(x)[0].square().sum(), other.weight_hh_l0)
     torch.testing.assert_close(ours, theirs)
 
@@ -67,6 +67,24 @@ def test_weights_begin_as_torchs_do(kind: str) -> None:
     assert sum(p.numel() for p in core.parameters()) == sum(p.numel() for p in other.parameters())
     for p in core.parameters():
         assert 0.11 < p.abs().max() <= 0.125
+
+
+@kinds
+@depths
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_torchs_layers_give_what_the_unrolled_cells_give(kind: str, layers: int, share: float) -> None:
+    """With episodes that end anywhere: outputs, gradients of weights, inputs and the first state."""
+    core, x = make_core(kind, F, W, layers), torch.randn(T, B, F).requires_grad_()
+    first = torch.rand(T, B) < share
+    start = tree.map(lambda s: s.requires_grad_(), random_state(core))
+    of = [x, *start.values(), *core.parameters()]
+    ours, theirs = core.outputs(x, start, first), core.unrolled(x, start, first)[0]
+    torch.testing.assert_close(ours, theirs)
+    weight = torch.randn_like(ours)
+    for mine, other in zip(
+        torch.autograd.grad((ours * weight).sum(), of), torch.autograd.grad((theirs * weight).sum(), of), strict=True
+    ):
+        torch.testing.assert_close(mine, other)
 
 
 @kinds

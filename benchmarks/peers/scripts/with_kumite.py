@@ -23,24 +23,38 @@ COMMON = {
 QUIET = {"eval": {"every": -1}, "save": {"every": -1}}
 
 
+def replay() -> dict[str, Any]:
+    numbers = {
+        "num_envs": n["envs"],
+        "batch_size": n["batch"],
+        "buffer_size": n["buffer"],
+        "warmup": n["random_steps"],
+        "normalize_obs": False,
+        "normalize_reward": False,
+        "lr_schedule": "constant",
+    }
+    return numbers | COMMON | QUIET
+
+
 def sac(**more: Any) -> Any:
     net = {"layers": n["layers"]}
-    return kumite.SAC(
-        n["env"],
-        num_envs=n["envs"],
-        batch_size=n["batch"],
-        buffer_size=n["buffer"],
-        warmup=n["random_steps"],
-        tau=n["tau"],
-        actor=net,
-        critic=net,
-        normalize_obs=False,
-        normalize_reward=False,
-        lr_schedule="constant",
-        **COMMON,
-        **QUIET,
-        **more,
+    return kumite.SAC(n["env"], tau=n["tau"], policy_delay=1, actor=net, critic=net, **replay(), **more)
+
+
+def td3(**more: Any) -> Any:
+    net = {"layers": n["layers"]}
+    noise = {"kind": "gaussian", "std": n["noise"]}
+    return kumite.TD3(
+        n["env"], tau=n["tau"], policy_delay=n["delay"], noise=noise, actor=net, critic=net, **replay(), **more
     )
+
+
+def dqn(**more: Any) -> Any:
+    pong = n["env"] == "Pong"
+    net = {"encoder": "nature", "layers": [512]} if pong else {"layers": n["layers"]}
+    env = f"atari:{n['env']}" if pong else n["env"]
+    every = {"update_ratio": 1 / n["every"], "target_every": n["target_every"]}
+    return kumite.DQN(env, critic=net, **every, **replay(), **more)
 
 
 def ppo(env: str, net: dict[str, Any], **more: Any) -> Any:
@@ -67,8 +81,9 @@ def ppo(env: str, net: dict[str, Any], **more: Any) -> Any:
 
 
 def agent(**more: Any) -> Any:
-    if given.work.startswith("sac"):
-        return sac(**more)
+    off_policy = {"sac": sac, "td3": td3, "dqn": dqn}.get(given.work.partition("-")[0])
+    if off_policy is not None:
+        return off_policy(**more)
     if given.work == "ppo-pool":  # rl_games counts its value loss as we do: half a squared error times critic_coef
         net = {"layers": n["layers"], "activation": "elu", "init": "uniform"}
         return ppo(
@@ -98,7 +113,7 @@ def agent(**more: Any) -> Any:
 def main() -> None:
     watch = clock.Clock()
     learner = agent(profile=given.work == "sac-update")
-    off_policy = given.work.startswith("sac")
+    off_policy = not given.work.startswith(("ppo", "rppo"))
     seen = 0
     updates: dict[str, tuple[float, int]] = {}
 

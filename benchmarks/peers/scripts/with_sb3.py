@@ -8,11 +8,13 @@ from typing import Any
 
 import clock
 import gymnasium
+import numpy as np
 import torch
 from marks import Marks
-from stable_baselines3 import PPO, SAC
+from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.callbacks import EvalCallback, StopTrainingOnRewardThreshold
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecFrameStack
 
 given, n = clock.given, clock.given.numbers
@@ -35,6 +37,52 @@ def sac() -> Any:
     )
 
 
+def td3() -> Any:
+    env = gymnasium.make(n["env"])
+    noise = NormalActionNoise(np.zeros(env.action_space.shape), np.full(env.action_space.shape, n["noise"]))
+    return TD3(
+        "MlpPolicy",
+        env,
+        learning_rate=n["lr"],
+        buffer_size=n["buffer"],
+        learning_starts=n["random_steps"],
+        batch_size=n["batch"],
+        tau=n["tau"],
+        gamma=n["gamma"],
+        policy_delay=n["delay"],
+        action_noise=noise,
+        policy_kwargs={"net_arch": n["layers"]},
+        seed=given.seed,
+        device="cpu",
+    )
+
+
+def dqn() -> Any:
+    pong = n["env"] == "Pong"
+    return DQN(
+        "CnnPolicy" if pong else "MlpPolicy",
+        pong_env() if pong else gymnasium.make(n["env"]),
+        learning_rate=n["lr"],
+        buffer_size=n["buffer"],
+        learning_starts=n["random_steps"],
+        batch_size=n["batch"],
+        train_freq=n["every"],
+        gradient_steps=1,
+        gamma=n["gamma"],
+        target_update_interval=n["target_every"],
+        policy_kwargs=None if pong else {"net_arch": n["layers"]},
+        seed=given.seed,
+        device="cpu",
+    )
+
+
+def pong_env() -> Any:
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+    return VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=n["envs"], seed=given.seed), n_stack=4)
+
+
 def ppo_numbers() -> dict[str, Any]:
     return {
         "learning_rate": n["lr"],
@@ -54,11 +102,7 @@ def ppo_numbers() -> dict[str, Any]:
 
 def ppo() -> Any:
     if n["env"] == "Pong":
-        import ale_py
-
-        gymnasium.register_envs(ale_py)
-        env = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=n["envs"], seed=given.seed), n_stack=4)
-        return PPO("CnnPolicy", env, **ppo_numbers())
+        return PPO("CnnPolicy", pong_env(), **ppo_numbers())
     env = make_vec_env(n["env"], n_envs=n["envs"], seed=given.seed)
     if "lstm" in n:
         from sb3_contrib import RecurrentPPO
@@ -112,8 +156,9 @@ def main() -> None:
     if given.work == "sac-update":
         return update_alone()
     watch = clock.Clock()
-    model = sac() if given.work.startswith("sac") else ppo()
-    model.learn(10**9, callback=Marks(watch, given.work.startswith("sac")))
+    off_policy = {"sac": sac, "td3": td3, "dqn": dqn}.get(given.work.partition("-")[0])
+    model = (off_policy or ppo)()
+    model.learn(10**9, callback=Marks(watch, off_policy is not None))
     packages = ["stable_baselines3", "torch", "gymnasium"] + (["sb3_contrib"] if "sb3_contrib" in sys.modules else [])
     watch.report(*packages, threads_used=torch.get_num_threads())
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import clock
 import gymnasium
+import numpy as np
 from marks import Marks
-from sbx import PPO, SAC
-from stable_baselines3.common.env_util import make_vec_env
+from sbx import DQN, PPO, SAC, TD3
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.vec_env import VecFrameStack, VecTransposeImage
 
 given, n = clock.given, clock.given.numbers
 
@@ -25,6 +28,51 @@ def sac() -> Any:
         tau=n["tau"],
         gamma=n["gamma"],
         policy_kwargs={"net_arch": n["layers"]},
+        seed=given.seed,
+    )
+
+
+def td3() -> Any:
+    env = gymnasium.make(n["env"])
+    noise = NormalActionNoise(np.zeros(env.action_space.shape), np.full(env.action_space.shape, n["noise"]))
+    return TD3(
+        "MlpPolicy",
+        env,
+        learning_rate=n["lr"],
+        buffer_size=n["buffer"],
+        learning_starts=n["random_steps"],
+        batch_size=n["batch"],
+        tau=n["tau"],
+        gamma=n["gamma"],
+        policy_delay=n["delay"],
+        action_noise=noise,
+        policy_kwargs={"net_arch": n["layers"]},
+        seed=given.seed,
+    )
+
+
+def dqn() -> Any:
+    pong = n["env"] == "Pong"
+    if pong:
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
+        made = make_atari_env("PongNoFrameskip-v4", n_envs=n["envs"], seed=given.seed)
+        env: Any = VecTransposeImage(VecFrameStack(made, n_stack=4))
+    else:
+        env = gymnasium.make(n["env"])
+    return DQN(
+        "CnnPolicy" if pong else "MlpPolicy",
+        env,
+        learning_rate=n["lr"],
+        buffer_size=n["buffer"],
+        learning_starts=n["random_steps"],
+        batch_size=n["batch"],
+        train_freq=n["every"],
+        gradient_steps=1,
+        gamma=n["gamma"],
+        target_update_interval=n["target_every"],
+        policy_kwargs=None if pong else {"net_arch": n["layers"]},
         seed=given.seed,
     )
 
@@ -74,10 +122,10 @@ def main() -> None:
     clock.limit_torch()
     if given.work == "sac-update":
         return update_alone()
-    off_policy = given.work.startswith("sac")
+    off_policy = {"sac": sac, "td3": td3, "dqn": dqn}.get(given.work.partition("-")[0])
     watch = clock.Clock()
-    model = sac() if off_policy else ppo()
-    model.learn(10**9, callback=Marks(watch, off_policy))
+    model = (off_policy or ppo)()
+    model.learn(10**9, callback=Marks(watch, off_policy is not None))
     watch.report("sbx-rl", "jax", "stable_baselines3", "gymnasium")
 
 
