@@ -90,7 +90,8 @@ class Stream:
         elif self.data[key].shape[2:] != value.shape[1:] or self.data[key].dtype != value.dtype:
             was, now = tuple(self.data[key].shape[2:]), tuple(value.shape[1:])
             raise UserError(f"'{key}' changed from {was} {self.data[key].dtype} to {now} {value.dtype} during the run")
-        self.data[key][at] = value if value.device == self.device else value.to(self.device)
+        if value.numel():  # of a discrete action the continuous part, and the reverse
+            self.data[key][at] = value if value.device == self.device else value.to(self.device)
 
     def _zeros(self, rows: int, like: Tensor) -> Tensor:
         shape = (rows, self.slots, *like.shape[1:])

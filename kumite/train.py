@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -119,7 +120,7 @@ MANY = 64  # rows from which on acting gains by products that are made for large
 def online(run: RunState, until: int, hooks: Mapping[str, Hook], check: Callable[[], None]) -> None:
     """Train until `until` environment steps; hooks fire by the timers of their names, `check` may raise Interrupted."""
     algo, env, stream = run.algo, run.env, run.stream
-    exactly = run.precision if env.slots >= MANY else "highest"
+    small = env.slots < MANY and run.precision != "highest"
     if not run.step:
         run.take(env.reset(run.seed))
     while True:
@@ -130,7 +131,7 @@ def online(run: RunState, until: int, hooks: Mapping[str, Hook], check: Callable
             return
         step = run.current
         before = forget(tree.at(run.core, step.slot), tree.at(run.first, step.slot))
-        with products(exactly):
+        with products("highest") if small else nullcontext():
             act = algo.explore(step.obs, before, run.env_step, until, step.slot)
         stream.record(act, before, step.slot)
         env.send(tree.to(act.action, "cpu"), None if step.slot is None else step.slot.cpu())
