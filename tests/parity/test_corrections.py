@@ -31,7 +31,11 @@ def played(kind: str, memory: str = "none", **numbers: Any) -> tuple[Any, Batch]
 
 def targets(algo: Any, b: Batch) -> Tensor:
     with torch.no_grad():
-        y: Tensor = algo.targets(b, algo.temperature().exp())
+        policy = algo.actor.next(b.steps.of("actor"))
+        new = policy.sample()
+        after = algo.target.next(b.steps.of("critic"), new.c)
+        goal = algo.goal(b, after, policy, new, algo.temperature().exp())
+        y: Tensor = algo.values.goal_mean(goal)
     return y
 
 
