@@ -120,7 +120,8 @@ def test_killed_twice_and_finished(runs: Path) -> None:
 
 def test_interrupted_and_seen_from_outside(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Ctrl-C lets the run save; meanwhile a second launcher is refused; afterwards its state is in its folder."""
-    said = tiny("long", algos=["ppo"], envs=["CartPole-v1"], seeds=1, steps="10M")
+    long = TINY | {"steps": "10M", "compile": "off"}
+    said = tiny("long", algos=["ppo"], envs=["CartPole-v1"], seeds=1, parameters=long)
     file = write(said, runs.parent)
     process = launch(file)
     run = runs / "CartPole-v1" / "ppo" / "long-s0"

@@ -47,7 +47,8 @@ def values(agent: Agent, observations: list[list[float]]) -> list[float]:
 
 def check_values(name: str, task: str, **numbers: Any) -> None:
     kwargs, observations, wanted, near = TASKS[task]
-    agent = agent_of(name, f"kumite/{task}-v0", **{"env.kwargs": kwargs}, **numbers).learn(1000)
+    steps = 2000 if name == "IQN" else 1000  # fractions drawn anew make it slower
+    agent = agent_of(name, f"kumite/{task}-v0", **{"env.kwargs": kwargs}, **numbers).learn(steps)
     assert values(agent, observations) == pytest.approx(wanted, abs=near)
 
 
