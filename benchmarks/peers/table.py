@@ -16,9 +16,9 @@ Everybody does the same work: the same nets, batch sizes, update ratios and envi
 them in common ([works.py](../peers/works.py) holds the numbers, [scripts](../peers/scripts) the words). Each run is a
 process of its own; within a repeat everybody runs once, in turns. Rates are environment steps per second after the
 warm-up that each work names, so compilation, imports and the filling of buffers are left out, except where the row says
-that everything counts. Peers run with one thread and with all; their better median counts. kumite runs without flags:
-it chooses itself. A ratio compares runs of the same repeat; figures are medians, in brackets the smallest and the
-largest.
+that everything counts. Peers run with each number of threads that the sections name; their better median counts. kumite
+runs without flags: it chooses itself. A ratio compares runs of the same repeat; figures are medians, in brackets the
+smallest and the largest.
 """
 NOISY = 0.05  # others' share of the machine from which on a figure is called provisional
 

@@ -126,7 +126,11 @@ class ActorCritic(nn.Module):
         gain = 0.01 if orthogonal else None
         self.actor = Actor(torso, PolicyHead(torso.size, action, gain=gain, net=actor, **head))
         self.share = share
-        self.critic = torso if share else make_torso(obs_space, critic, span)
+        self.critic: Torso
+        if share:  # one name only: torch compiles no update of a parameter that has two
+            self.__dict__["critic"] = torso
+        else:
+            self.critic = make_torso(obs_space, critic, span)
         self.value = make_out(self.critic.size, (values,), actor if share else critic)
         if orthogonal:
             orthogonal_(self.value, 1.0)

@@ -357,6 +357,15 @@ def test_values_are_learned_in_normalised_units() -> None:
     assert float(algo.value_norm.stats.count) == 100 + int(keep.sum())
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_every_parameter_has_one_name(share: bool) -> None:
+    """torch compiles no update of a net that knows a parameter by two."""
+    algo = make(CONTINUOUS, share=share)
+    names = [name for name, _ in algo.net.named_parameters(remove_duplicate=False)]
+    assert len(names) == len(list(algo.net.parameters()))
+    assert any(name.startswith("critic.") for name in names) is not share
+
+
 def test_epochs_stop_when_the_policy_has_moved_far_enough() -> None:
     for target, epochs in ((1e-9, 1), (1e9, 4)):
         algo = make(CONTINUOUS, target_kl=target, horizon=12, batch_size=16, epochs=4)
