@@ -33,9 +33,13 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device '{name}' (known: auto, cpu, cuda, cuda:1, mps)") from None
+    try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {name} cannot be used here: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0].partition(". ")[0]
+        raise UserError(f"--device {name} cannot be used here: {reason}") from None
     return device
 
 

@@ -85,7 +85,7 @@ class OffPolicy(Algorithm):
         if cfg.subset > cfg.critics:
             raise UserError(f"--subset {cfg.subset} is more than there are (--critics {cfg.critics})")
         if cfg.batch_size < 1:
-            raise UserError("--batch-size 0: replay has no whole to take; expected at least 1")
+            raise UserError("--batch-size 0 is for rollouts (all their rows); with replay give at least 1")
         self.reward_norm = RewardNorm(slots, cfg.gamma, cfg.reward_clip, cfg.reward_bound)
         self.shift = Shift(obs_space, cfg.augment_pixels) if cfg.augment == "shift" else None
         self.views = cfg.augment_views if self.shift else 1

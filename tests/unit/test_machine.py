@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kumite import machine
+from kumite.errors import UserError
 from kumite.machine import COLD, SHARE, WARM, Known, pays_to_be_thorough, pays_to_compile, pick_threads
 
 
@@ -98,3 +99,12 @@ def test_without_room_for_temporary_files_nothing_is_known(monkeypatch: pytest.M
     known = Known("sac")
     known.keep()
     assert not known
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("gpu", "unknown device 'gpu'"), ("xla", "--device xla cannot be used here")]
+)
+def test_a_device_that_is_not_there_takes_one_short_line(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        machine.pick_device(name)
+    assert len(str(caught.value)) < 160
