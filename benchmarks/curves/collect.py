@@ -1,7 +1,7 @@
 """Copy what a finished run measured into this folder, and write the table of README.md anew.
 
-    python benchmarks/curves/collect.py              every run below runs/ named curve-s<seed>
-    python benchmarks/curves/collect.py RUN ...      these run folders
+    python -m benchmarks.curves.collect              every run below runs/ named curve-s<seed>
+    python -m benchmarks.curves.collect RUN ...      these run folders
 
 Only evals.csv, config.yaml and manifest.json are kept: <env>/<algo>/s<seed>/, with ':' and '/' in names as '-'. A run
 named otherwise than `curve` (curve-lstm-s0) gets its name into the folder: <algo>-lstm.
@@ -18,21 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from bars import BARS, count
+
+from benchmarks.curves.bars import BARS, count
 
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- table: written by collect.py -->", "<!-- end of table -->"
 
 
-def copy(run: Path) -> Path | None:
-    """The run's folder here, or None where it has no evaluation yet."""
+def copy(run: Path, into: Path = HERE, study: str = "curve") -> Path | None:
+    """The run's folder here (or elsewhere, for a study of another name), or None where it has no evaluation yet."""
     if not (run / "evals.csv").is_file() or len(read(run / "evals.csv")) == 0:
         return None
     facts = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
-    variant = re.sub(r"^curve-?|-?s\d+$", "", run.name)
+    variant = re.sub(rf"^{study}-?|-?s\d+$", "", run.name)
     env = re.sub(r"[:/]", "-", facts["env_id"])
     algo = facts["algo"] + (f"-{variant}" if variant else "")
-    to = HERE / env / algo / f"s{facts['seed']}"
+    to = into / env / algo / f"s{facts['seed']}"
     to.mkdir(parents=True, exist_ok=True)
     for name in ("evals.csv", "config.yaml"):
         shutil.copyfile(run / name, to / name)
@@ -46,10 +47,10 @@ def read(path: Path) -> list[dict[str, float]]:
         return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
 
 
-def groups() -> list[tuple[str, str, list[Path]]]:
+def groups(into: Path = HERE) -> list[tuple[str, str, list[Path]]]:
     """(env, algo, the folders of its seeds), for everything collected here."""
     found = sorted(
-        {p.parent.parent for p in HERE.glob("*/*/s*/evals.csv")}, key=lambda p: (p.parent.name.lower(), p.name)
+        {p.parent.parent for p in into.glob("*/*/s*/evals.csv")}, key=lambda p: (p.parent.name.lower(), p.name)
     )
     return [(p.parent.name, p.name, sorted(p.glob("s*"), key=lambda s: int(s.name[1:]))) for p in found]
 

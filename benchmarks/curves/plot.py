@@ -1,4 +1,4 @@
-"""Draw the learning curves collected in this folder: python benchmarks/curves/plot.py [picture.png|svg|pdf]
+"""Draw the learning curves collected in this folder: python -m benchmarks.curves.plot [picture.png|svg|pdf]
 
 `kumite plot benchmarks/curves` draws the same; here the bars of bars.py come on top. With several seeds the line is
 their mean and the band reaches from the lowest to the highest. Needs matplotlib: pip install 'kumite[plots]'.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bars import BARS
-from collect import HERE
-
+from benchmarks.curves.bars import BARS
+from benchmarks.curves.collect import HERE
 from kumite.lab import compare, plot, records
 
 
