@@ -1,6 +1,6 @@
 """What a study measured, next to what others have published: its files, a page, a picture and a table.
 
-    python -m benchmarks.results.collect [STUDY]     the runs of `kumite bench STUDY` below runs/; without a name: readme
+    python -m benchmarks.results.collect [STUDY]     runs of `kumite bench STUDY` below runs/ (readme)
 
 Of each run evals.csv, config.yaml and manifest.json are kept, below STUDY/ in this folder, as in benchmarks/curves.
 The page is `kumite report`, the picture `kumite plot`; the table goes into README.md. Needs the extra `plots`.
