@@ -6,6 +6,7 @@ their mean and the band reaches from the lowest to the highest. Needs matplotlib
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -18,7 +19,11 @@ def draw(path: Path) -> None:
     groups = records.grouped(records.load([HERE]))
     lines = compare.lines(groups, band="range")
     marks = {
-        env: [plot.Mark(bar.mean, x.label) for x in found if (bar := BARS.get((env.replace(":", "-"), x.label)))]
+        env: [
+            plot.Mark(bar.mean, x.label)
+            for x in found
+            if (bar := BARS.get((re.sub("[:/]", "-", env), x.label.removesuffix(" curve"))))
+        ]
         for env, found in lines.items()
     }
     plot.save(plot.curves(lines, band="range", marks=marks), path)
