@@ -12,7 +12,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,11 @@ def copy(run: Path, into: Path = HERE, study: str = "curve") -> Path | None:
     algo = facts["algo"] + (f"-{variant}" if variant else "")
     to = into / env / algo / f"s{facts['seed']}"
     to.mkdir(parents=True, exist_ok=True)
-    for name in ("evals.csv", "config.yaml"):
-        shutil.copyfile(run / name, to / name)
     facts["command"] = ["kumite", *facts["command"][1:]]  # where it was installed says nothing
-    (to / "manifest.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    texts = {name: (run / name).read_text(encoding="utf-8") for name in ("evals.csv", "config.yaml")}
+    texts["manifest.json"] = json.dumps(facts, indent=1) + "\n"
+    for name, text in texts.items():  # nor does the folder that runs/ was in
+        (to / name).write_text(text.replace(str(run.resolve().parents[2]), "runs"), encoding="utf-8")
     return to
 
 
