@@ -63,6 +63,8 @@ def main(study: str) -> None:
     found = records.grouped(records.load([into]))
     plot.save(plot.curves(compare.lines(found, band="range"), band="range"), into / "curves.png")
     report.write(report.contents(found, title=f"kumite: {study}"), into / "report.html")
+    page = into / "report.html"  # it names the folders of runs: as they are in this repository
+    page.write_text(page.read_text(encoding="utf-8").replace(f"{HERE.parents[1]}/", ""), encoding="utf-8")
 
 
 if __name__ == "__main__":
