@@ -21,6 +21,7 @@ runs without flags: it chooses itself. A ratio compares runs of the same repeat;
 smallest and the largest.
 """
 NOISY = 0.05  # others' share of the machine from which on a figure is called provisional
+ENOUGH = 3  # repeats below which a verdict is
 
 
 def write(results: dict[str, Any], file: Path) -> str:
@@ -68,7 +69,8 @@ def compared(name: str, result: dict[str, Any]) -> list[tuple[str, ...]]:
         busy = max(r.get("others", 0) for r in mine[1] + peer[1]) > NOISY
         shown = f"{rate:.2f} ({min(times):.2f} - {max(times):.2f})" if times else "no repeat in common"
         figure = lambda runs: number(median(figures(runs)), work.unit)
-        rows.append((name, entrant, figure(mine[1]), figure(peer[1]), shown, *wanted, verdict + " (busy)" * busy))
+        verdict += " (busy)" * busy + f" ({len(times)} of {ENOUGH} repeats)" * (len(times) < ENOUGH)
+        rows.append((name, entrant, figure(mine[1]), figure(peer[1]), shown, *wanted, verdict))
     return rows
 
 

@@ -47,7 +47,7 @@ def values(agent: Agent, observations: list[list[float]]) -> list[float]:
 
 def check_values(name: str, task: str, **numbers: Any) -> None:
     kwargs, observations, wanted, near = TASKS[task]
-    steps = 2000 if name == "IQN" else 1000  # fractions drawn anew make it slower
+    steps = 2000 if name == "IQN" else 1000  # it is slower than the others; why is not known yet
     agent = agent_of(name, f"kumite/{task}-v0", **{"env.kwargs": kwargs}, **numbers).learn(steps)
     assert values(agent, observations) == pytest.approx(wanted, abs=near)
 
