@@ -53,6 +53,7 @@ FOLDER_KEYS = ("dir", "name", "track")
 UNTRACED = {"seed", "steps", "device", "name", "dir", "track", "compile", "quiet", "profile", "stop_at"}
 UNTRACED |= {"env", "eval", "log", "save"}
 """What does not change the graphs of a run."""
+HOST = torch.device("cpu")
 EVALUATION = 1  # the path of evaluation seeds
 
 Callback = Callable[[RunState], Any]
@@ -170,7 +171,7 @@ class Agent:
     def _start(self) -> RunState:
         """The first call: the folder, the storage, the first observations; or what a checkpoint says of them."""
         self.env = self.env or self._make_env()
-        self._check_memory()
+        storage = self._storage()
         if self.writes and self.config.eval.every >= 0:
             source(self.source)  # what cannot be made again for evaluation is refused before anything is written
         if self.writes and self.path is None:
@@ -179,26 +180,34 @@ class Agent:
             facts = json.dumps(manifest(self.env_id, self.name, self.config.seed), indent=1)
             texts = {"manifest.json": facts, "config.yaml": self._yaml()}
             self.path = open_folder(parent, self.config.name, self.config.seed, texts)
-        run = RunState(self.algo, self.env, self.config.seed, self._logger(), self.device)
+        run = RunState(self.algo, self.env, self.config.seed, self._logger(), self.device, storage)
         widest = max((p.shape[-1] for p in self.algo.parameters() if p.dim() > 1), default=1)
         run.threads, run.precision = pick_threads(self.config.threads, self.algo.work()), pick_precision(widest)
         run.timers = {name: Every(0) for name in ("eval", "log", "save")}
         if self.saved:
             run.restore(self.saved)
             self.saved = {}
+        if storage != self.device:
+            run.logger.say(f"rows of the past stay in the host's memory: they do not fit on {self.device}")
         self.run = run
         return run
 
-    def _check_memory(self) -> None:
-        """A replay that this run would fill beyond the machine's memory is refused before anything is written."""
-        stream = self.algo.make_stream(self.device)
+    def _storage(self) -> torch.device:
+        """Where the stream lies: beside the nets if all that this run will write fits there, otherwise on the host.
+
+        What fits nowhere is refused before anything is written.
+        """
+        stream = self.algo.make_stream(HOST)
         rows = min(stream.rows * stream.slots, self.config.steps)
-        each, free = stream.row_bytes(self.obs_space, self.action), free_memory(self.device)
+        each, free = stream.row_bytes(self.obs_space, self.action), free_memory(HOST)
+        if self.device != HOST and stream.rows * stream.slots * each < 0.8 * free_memory(self.device):
+            return self.device
         if rows * each > free:
             raise UserError(
                 f"{rows:,} rows of {each:,} bytes take {rows * each / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are"
                 f" free; --buffer-size {int(0.8 * free / each):,} fits"
             )
+        return HOST
 
     def _logger(self) -> Logger:
         facts = {"algo": self.name, "env_id": self.env_id, **dump(self.config)}

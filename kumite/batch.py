@@ -54,6 +54,15 @@ class Batch(NamedTuple):
         centred = x - (x * self.mask).sum() / n
         return centred / (((centred.square() * self.mask).sum() / (n - 1)).sqrt() + 1e-8)
 
+    def to(self, device: torch.device) -> Batch:
+        """There, without waiting for the copies: from where replay lies to where nets learn."""
+        if self.mask.device == device:
+            return self
+        pinned = device.type == "cuda"
+        rows = {k: v for k, v in self._asdict().items() if isinstance(v, (Tensor, dict))}
+        moved = tree.map(lambda x: (x.pin_memory() if pinned else x).to(device, non_blocking=pinned), rows)
+        return self._replace(**moved)._replace(steps=self.steps and self.steps.to(device))
+
     def repeated(self, n: int) -> Batch:
         """Every row n times, copies of the whole batch side by side: [n B] or [T, n B]."""
 

@@ -232,7 +232,7 @@ def merge(config: Any, values: Mapping[str, Any]) -> Any:
     return config
 
 
-SHARED = ("encoder", "memory")
+SHARED = ("encoder", "memory", "bf16")
 """Top-level words that speak for both nets."""
 NETS = ("actor", "critic")
 ALIASES = {"keep": "save.keep"}
@@ -264,7 +264,7 @@ def _spread(flat: dict[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
             if f"{net}.{word}" not in flat and not _says(flat.get(net), word):
                 spread[f"{net}.{word}"] = flat[word]
         if here and word in flat:
-            spread[word] = ""
+            spread[word] = table[word]()
     return spread
 
 

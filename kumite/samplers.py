@@ -193,7 +193,7 @@ class Prioritized(Uniform):
 
     def tell(self, drawn: Draw, error: Tensor) -> None:
         if self.sums is not None and drawn.leaf is not None:
-            value = error + self.eps
+            value = error.to(self.sums.leaf.device) + self.eps
             value = (value.clamp_(max=self.clip) if self.clip < math.inf else value).pow_(self.alpha)
             self.most = torch.maximum(self.most, value.amax())
             self.sums.put(drawn.leaf, value)

@@ -70,6 +70,7 @@ class Stream:
 
     def record(self, act: Act, core: Tree, slot: Tensor | None = None) -> None:
         """Complete the open rows: what was answered, and the recurrent state it was answered from."""
+        slot = slot if slot is None else slot.to(self.device)
         at = self._at(slot)
         for key, value in act.action.items():
             self._write("action." + key, value, at)
@@ -106,6 +107,7 @@ class Stream:
 
     def _write_core(self, core: Tree, slot: Tensor | None) -> None:
         for key, value in tree.items(core):
+            value = value.to(self.device)
             if key not in self.cores:
                 self.cores[key] = self._zeros(self.rows // self.core_every, value)
             if self.level:

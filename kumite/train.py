@@ -40,9 +40,12 @@ class RestartWarning(RuntimeWarning):
 
 
 class RunState:
-    def __init__(self, algo: Algorithm, env: VecEnv, seed: int, logger: Logger, device: torch.device) -> None:
+    def __init__(
+        self, algo: Algorithm, env: VecEnv, seed: int, logger: Logger, device: torch.device, storage: torch.device
+    ) -> None:
+        """`storage`: where the stream lies, beside the nets or on the host."""
         self.algo, self.logger = algo, logger
-        self.stream: Stream = algo.make_stream(device)
+        self.stream: Stream = algo.make_stream(storage)
         self.core = algo.initial(env.slots)
         self.first = torch.ones(env.slots, dtype=torch.bool, device=device)  # slots whose observation begins an episode
         self.step: dict[str, Any] = {}  # the Step to be answered next, as a dict
@@ -85,7 +88,7 @@ class RunState:
         if self.step and not (state["env"] is not None and self.env.restorable and self.env.restore(state["env"])):
             self.restart()
         elif self.step and int(self.stream.count.max()) == 0:
-            self.stream.observe(self.current)
+            self.stream.observe(self.current.to(self.stream.device))
 
     @property
     def current(self) -> Step:
@@ -106,9 +109,9 @@ class RunState:
 
     def take(self, step: Step) -> None:
         """A Step arrived: it moves to the learner's device once."""
-        step = step.to(self.device)
+        arrived, step = step, step.to(self.device)
         self.step = step._replace(episodes=None)._asdict()
-        self.stream.observe(step)
+        self.stream.observe(step if self.stream.device == self.device else arrived.to(self.stream.device))
         self.algo.observe(step, tree.at(self.first, step.slot))
 
 

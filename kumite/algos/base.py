@@ -58,6 +58,8 @@ class AlgoConfig:
     """The encoder of both nets (see --actor.encoder); empty = as each net says."""
     memory: str = ""
     """The memory of both nets: none | lstm | gru | rnn; empty = as each net says."""
+    bf16: bool = False
+    """Encoders and hidden layers of both nets compute in bfloat16 (weights stay float32)."""
     chunk: int = 16
     """With memory: rows per training sequence."""
 
@@ -157,12 +159,16 @@ class Algorithm(nn.Module):
             if isinstance(module, Adam):
                 module.ready_()
         if "update" not in self.graphs:
-            self.graphs["update"] = Graph(self.update, "the update", thorough)
+            self.graphs["update"] = Graph(self.update, "the update", thorough, self.on_gpu)
 
     def compile_pieces(self) -> None:
         """And what happens at every step beside it as graphs of their own."""
         if "act" not in self.graphs:
-            self.graphs["act"] = Graph(self.act, "acting")
+            self.graphs["act"] = Graph(self.act, "acting", replays=self.on_gpu)
+
+    @property
+    def on_gpu(self) -> bool:
+        return any(p.is_cuda for p in self.parameters())
 
     def planned_updates(self, steps: int) -> int:
         """About how many gradient steps so many environment steps mean."""

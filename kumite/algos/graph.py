@@ -8,14 +8,18 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
 
 
 class Graph:
     """Calls a method as a graph. A compiler that fails costs one warning that says why; then the method itself runs."""
 
-    def __init__(self, method: Callable[..., Any], what: str, thorough: bool = False) -> None:
-        """`thorough`: what calls the kernels is compiled, too. That takes longer and saves some 30 us per call."""
-        self.eager, self.what, self.thorough = method, what, thorough
+    def __init__(self, method: Callable[..., Any], what: str, thorough: bool = False, replays: bool = False) -> None:
+        """`thorough`: what calls the kernels is compiled, too. That takes longer and saves some 30 us per call.
+        `replays`: a GPU gets all kernels by one call (a CUDA graph); tensors among the arguments are copied for it.
+        """
+        self.eager, self.what, self.thorough, self.replays = method, what, thorough, replays
         self.call: Callable[..., Any] | None = None
         self.works = self.failed = False
 
@@ -24,8 +28,10 @@ class Graph:
             return self.eager(*args)
         try:
             if self.call is None:  # not earlier: this alone fails where the compiler's folder cannot be made
-                self.call = compiled(self.eager, self.thorough)
+                self.call = compiled(self.eager, self.thorough, self.replays)
             out = self.call(*args)
+            if self.replays:  # what it says would be written over by the next call
+                out = tree_map(_kept, out)
         except Exception as error:
             if self.works and not _of_the_compiler(error):
                 raise
@@ -37,11 +43,16 @@ class Graph:
         return out
 
 
-def compiled(method: Callable[..., Any], thorough: bool) -> Callable[..., Any]:
+def compiled(method: Callable[..., Any], thorough: bool, replays: bool = False) -> Callable[..., Any]:
     """Static shapes, one graph or an error. Random numbers are torch's own: the same as eagerly, and quicker."""
     options: Any = {"guard_filter_fn": _of_arguments, "fallback_random": True, "size_asserts": False}
+    options |= {"triton.cudagraphs": True, "triton.cudagraph_support_input_mutation": True} if replays else {}
     options["cpp_wrapper"] = thorough
     return torch.compile(_apart(method), fullgraph=True, dynamic=False, options=options)
+
+
+def _kept(x: Any) -> Any:
+    return x.clone() if isinstance(x, Tensor) else x
 
 
 def _apart(method: Any) -> Any:

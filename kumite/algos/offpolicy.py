@@ -155,6 +155,7 @@ class OffPolicy(Algorithm):
             b = self.compiled("cut", self.cut, stream, *drawn[:2])
         if drawn.weight is not None:
             b = b._replace(weight=drawn.weight.expand_as(b.mask))
+        b = b.to(next(self.parameters()).device)
         return drawn, b if self.views == 1 else b.repeated(self.views)
 
     def cut(self, stream: Stream, row: Tensor, slot: Tensor) -> Batch:

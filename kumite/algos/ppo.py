@@ -141,11 +141,11 @@ class PPO(Algorithm):
             return []
         self.schedule(env_step, total, self.adam)
         left = max(0.0, 1 - env_step / total)
-        device = stream.device
-        clip = torch.tensor(cfg.clip * (left if cfg.clip_schedule == "linear" else 1.0), device=device)
-        entropy = torch.tensor(cfg.entropy_coef * (left if cfg.entropy_schedule == "linear" else 1.0), device=device)
+        device = self.adam.lr.device
+        clip = torch.full((), cfg.clip * (left if cfg.clip_schedule == "linear" else 1.0), device=device)
+        entropy = torch.full((), cfg.entropy_coef * (left if cfg.entropy_schedule == "linear" else 1.0), device=device)
 
-        raw = rollout(stream, cfg.horizon, self.span)
+        raw = rollout(stream, cfg.horizon, self.span).to(device)
         b = self.prepare(raw)
         size = b.mask.numel() // cfg.minibatches if cfg.minibatches else cfg.batch_size
         metrics: list[dict[str, Tensor]] = []

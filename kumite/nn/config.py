@@ -27,6 +27,8 @@ class Net:
     """none | layer | rms, after each hidden linear layer; renorm (batch renormalisation), around all of them."""
     dropout: float = 0.0
     """Share of a hidden layer's units that are left out while learning."""
+    bf16: bool = False
+    """Encoder and hidden layers compute in bfloat16, on weights that stay float32; head and memory stay float32."""
     memory: str = "none"
     """none | lstm | gru | rnn."""
     memory_width: int = 256

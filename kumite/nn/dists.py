@@ -106,17 +106,20 @@ class Branches(NamedTuple):
 
     def weights(self, per_branch: Tensor) -> Tensor:
         """[max(D, 1)] -> [sum K]: each branch's number at each of its choices."""
-        sizes = torch.tensor(self.sizes or (1,), device=per_branch.device)
-        return per_branch.repeat_interleave(sizes, output_size=self.log_p.shape[-1])
+        return torch.cat([per_branch[i].expand(k) for i, k in enumerate(self.sizes or (1,))])
 
 
 def pick(x: Tensor, d: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """sum_i x[..., d_i of branch i]: [..., sum K], [*, D] -> [...]. Leading ensemble dimensions of x are free."""
     if not sizes:
         return x.squeeze(-1)
-    offsets = torch.tensor([sum(sizes[:i]) for i in range(len(sizes))], device=d.device)
-    index = (d + offsets).expand(*x.shape[:-1], len(sizes))
+    index = (d + offsets(sizes, d.device)).expand(*x.shape[:-1], len(sizes))
     return x.gather(-1, index).sum(-1)
+
+
+def offsets(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """Where each branch begins among the choices of all: [D]. Filled in, not copied: copies wait for a device."""
+    return torch.cat([torch.full((1,), sum(sizes[:i]), device=device) for i in range(len(sizes))])
 
 
 class Sample(NamedTuple):

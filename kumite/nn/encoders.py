@@ -191,7 +191,25 @@ def make_hidden(size_in: int, net: Net, members: int = 0) -> nn.Module:
     """What stands behind the sensors (and the action): hidden layers with a `size`."""
     kinds: dict[str, Any] = {"simba": Simba, "simbav2": SimbaV2}
     hidden: nn.Module = kinds.get(net.encoder, Hidden)(size_in, net, members)
-    return hidden
+    return lowered(hidden, net)
+
+
+class Half(nn.Module):
+    """Products and convolutions in bfloat16 (torch's autocast); weights, gradients and features stay float32."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body, self.size = body, body.size
+
+    def forward(self, x: Any, *more: Any) -> Tensor:
+        device = next(iter(x.values())) if isinstance(x, dict) else x
+        with torch.autocast(device.device.type, torch.bfloat16):
+            y: Tensor = self.body(x, *more)
+        return y.float()
+
+
+def lowered(body: nn.Module, net: Net) -> nn.Module:
+    return Half(body) if net.bf16 else body
 
 
 class Heads(nn.Module):
@@ -249,11 +267,11 @@ def make_sensors(obs_space: dict[str, Spec], net: Net) -> nn.Module:
         own = made(net.encoder, load_class(net.encoder), seen)
         if not isinstance(getattr(own, "size", None), int):
             raise UserError(f"the encoder '{net.encoder}' must set self.size, the number of features it returns")
-        return own
+        return lowered(own, net)
     if net.encoder not in ENCODERS:
         raise UserError(
             f"unknown encoder '{net.encoder}'{nearest(net.encoder, list(ENCODERS))}"
             f" (known: {', '.join(ENCODERS)}, or module:Class)"
         )
     sensors = Sensors(seen, net.encoder)
-    return orthogonal_(sensors) if net.init == "orthogonal" else sensors
+    return lowered(orthogonal_(sensors) if net.init == "orthogonal" else sensors, net)

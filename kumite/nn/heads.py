@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from kumite.batch import Batch
 from kumite.errors import UserError
 from kumite.nn.config import Net
-from kumite.nn.encoders import Hidden, make_out
+from kumite.nn.dists import offsets
+from kumite.nn.encoders import Hidden, lowered, make_out
 from kumite.nn.layers import dropouts, orthogonal_, whole
 from kumite.nn.torso import make_torso
 from kumite.tree import Tree
@@ -160,8 +161,7 @@ def greedy(q: Tensor, branches: tuple[int, ...], mask: Tensor | None = None) -> 
 
 def chosen(z: Tensor, d: Tensor, branches: tuple[int, ...]) -> Tensor:
     """Each branch's part of what was taken: [*, K, N], [*, D] -> [*, D, N]."""
-    offsets = torch.tensor([sum(branches[:i]) for i in range(len(branches))], device=d.device)
-    return z.gather(-2, (d + offsets)[..., None].expand(*d.shape, z.shape[-1]))
+    return z.gather(-2, (d + offsets(branches, d.device))[..., None].expand(*d.shape, z.shape[-1]))
 
 
 def huber(u: Tensor, kappa: float) -> Tensor:
@@ -302,7 +302,7 @@ def _stream(size: int, net: Net, outputs: int) -> nn.Module:
     """The last hidden layer, if there is one, and what makes numbers of it."""
     hidden = Hidden(size, net)
     out = make_out(hidden.size, (outputs,), net)
-    return nn.Sequential(hidden, orthogonal_(out, 1.0) if net.init == "orthogonal" else out)
+    return nn.Sequential(lowered(hidden, net), orthogonal_(out, 1.0) if net.init == "orthogonal" else out)
 
 
 class ValueNet(nn.Module):

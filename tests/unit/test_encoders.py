@@ -11,7 +11,18 @@ from torch import Tensor, nn
 
 from kumite.errors import UserError
 from kumite.nn.config import Net
-from kumite.nn.encoders import ENCODERS, Flat, OneHot, Pixels, Residual, drq, impala, make_sensors, nature
+from kumite.nn.encoders import (
+    ENCODERS,
+    Flat,
+    OneHot,
+    Pixels,
+    Residual,
+    drq,
+    impala,
+    make_hidden,
+    make_sensors,
+    nature,
+)
 from kumite.types import Spec
 
 NESTED = {
@@ -180,3 +191,21 @@ def test_an_own_class_gets_the_specs_of_its_keys(own: str) -> None:
 def test_mistakes_are_named(own: str, net: Net, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         make_sensors(NESTED, net)
+
+
+@pytest.mark.parametrize("encoder", ["auto", "simba"])
+def test_bfloat16_rounds_inside_and_says_float32(encoder: str) -> None:
+    torch.manual_seed(0)
+    full, low = (
+        nn.ModuleList([make_sensors(NESTED, net), make_hidden(30, net)])
+        for net in (Net(encoder=encoder), Net(encoder=encoder, bf16=True))
+    )
+    low.load_state_dict(dict(zip(low.state_dict(), full.state_dict().values(), strict=True)))
+    for (exact, rounded), x in zip(
+        zip(full, low, strict=True), (observation(NESTED, 7), torch.randn(7, 30)), strict=True
+    ):
+        one, two = exact(x), rounded(x)
+        assert two.dtype == torch.float32 and not torch.equal(one, two)
+        torch.testing.assert_close(two, one, rtol=0.05, atol=0.05)
+        two.square().sum().backward()
+        assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in rounded.parameters())
