@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 
 class Graph:
@@ -28,10 +29,10 @@ class Graph:
             return self.eager(*args)
         try:
             if self.call is None:  # not earlier: this alone fails where the compiler's folder cannot be made
-                self.call = compiled(self.eager, self.thorough, self.replays)
-            out = self.call(*args)
-            if self.replays:  # what it says would be written over by the next call
-                out = tree_map(_kept, out)
+                graph = compiled(self.eager, self.thorough)
+                self.call = Replayed(graph) if self.replays else graph
+            with no_hints() if not self.works else nullcontext():
+                out = self.call(*args)
         except Exception as error:
             if self.works and not _of_the_compiler(error):
                 raise
@@ -39,20 +40,23 @@ class Graph:
             reason = f"{self.what} could not be compiled, so all runs eagerly: {_reason(error)}"
             warnings.warn(reason, RuntimeWarning, stacklevel=3)
             return self.eager(*args)
-        self.works = True
+        self.works = bool(self.call.records) if isinstance(self.call, Replayed) else True
         return out
 
 
-def compiled(method: Callable[..., Any], thorough: bool, replays: bool = False) -> Callable[..., Any]:
+@contextmanager
+def no_hints() -> Iterator[None]:
+    """The compiler's advice to round products on GPUs."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+        yield
+
+
+def compiled(method: Callable[..., Any], thorough: bool) -> Callable[..., Any]:
     """Static shapes, one graph or an error. Random numbers are torch's own: the same as eagerly, and quicker."""
     options: Any = {"guard_filter_fn": _of_arguments, "fallback_random": True, "size_asserts": False}
-    options |= {"triton.cudagraphs": True, "triton.cudagraph_support_input_mutation": True} if replays else {}
     options["cpp_wrapper"] = thorough
     return torch.compile(_apart(method), fullgraph=True, dynamic=False, options=options)
-
-
-def _kept(x: Any) -> Any:
-    return x.clone() if isinstance(x, Tensor) else x
 
 
 def _apart(method: Any) -> Any:
@@ -82,3 +86,43 @@ def _of_the_compiler(error: Exception) -> bool:
 def _reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+# --- on a GPU ------------------------------------------------------------------------------------------------------
+
+
+class Replayed:
+    """A function of GPU tensors whose kernels are recorded once and then started all together (a CUDA graph).
+
+    It must not wait for the device, and what it changes (weights, moments) must stay where it is. Recorded at the third
+    call with the same shapes and plain arguments; the first two let libraries choose their kernels.
+    """
+
+    WARM = 2
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+        self.seen: dict[Any, int] = {}
+        self.records: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Any]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        leaves, shape = tree_flatten(args)
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
+        key = (shape, *((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves))
+        if key not in self.records:
+            self.seen[key] = self.seen.get(key, 0) + 1
+            if self.seen[key] <= self.WARM:
+                return self.call(*args)
+            self.records[key] = self.record(leaves, shape)
+        graph, inputs, out = self.records[key]
+        torch._foreach_copy_(inputs, tensors)
+        graph.replay()
+        return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, out)
+
+    def record(self, leaves: list[Any], shape: Any) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Any]:
+        """Nothing runs meanwhile: the first replay is this call's."""
+        places = [x.clone() if isinstance(x, Tensor) else x for x in leaves]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = self.call(*tree_unflatten(places, shape))
+        return graph, [x for x in places if isinstance(x, Tensor)], out

@@ -62,7 +62,7 @@ class Adam(nn.Module):
             found = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
         finally:
             net.requires_grad_(False)
-        filled = [torch.zeros_like(p) if g is None else g for p, g in zip(params.values(), found, strict=True)]
+        filled = [torch.zeros_like(p) if g is None else _as(g, p) for p, g in zip(params.values(), found, strict=True)]
         with torch.no_grad():
             self.step_(list(params.values()), filled)
             self.settle_(seen)
@@ -138,6 +138,11 @@ class Adam(nn.Module):
                 p.mul_(1 - self.lr * self.weight_decay)
             p.add_(rate * (first / (second.sqrt() + eps)))
         self.ready_()
+
+
+def _as(g: Tensor, p: Tensor) -> Tensor:
+    """Convolutions on a GPU hand out gradients with channels last, which torch's kernel does not mix with weights."""
+    return g if g.stride() == p.stride() or not g.is_cuda else torch.empty_like(p).copy_(g)
 
 
 def _norm(grads: list[Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ from kumite import native
 from kumite.samplers import Draw, Prioritized, Sums, over_time
 from kumite.stream import Stream
 from tests.unit.recorded import GOES_ON, IS_CUT, TERMINATES, Case, Event, Recorded, cases
+from tests.waiting import no_waiting
 
 # -- drawing in proportion --------------------------------------------------------------------------------------------
 
@@ -325,13 +326,10 @@ def test_on_a_device_nothing_waits_for_it() -> None:
     sampler = Prioritized(1)
     error = torch.rand(64, device="cuda")
     sampler.tell(sampler.draw(stream, 64), error)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         for _ in range(3):
             drawn = sampler.draw(stream, 64, 0.5)
             sampler.tell(drawn, error)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     allowed = set(Plain(1, 1, 0).look(recorded))
     assert {*zip(drawn.row.tolist(), drawn.slot.tolist(), strict=True)} <= allowed
     assert math.isfinite(float(sampler.most))
