@@ -20,7 +20,7 @@ import yaml
 from kumite import config as c
 from kumite.errors import UserError, nearest
 
-KEYS = ("about", "name", "algos", "envs", "seeds", "steps", "parameters", "variants", "where", "dir")
+KEYS = ("about", "name", "algos", "envs", "seeds", "steps", "parameters", "variants", "where", "skip", "dir")
 """What a study's file may say."""
 OWN = {"seed": "seeds", "name": "name", "dir": "dir"}
 """Settings of a run that the study decides."""
@@ -106,6 +106,8 @@ class Study:
     """Name -> what is different; every run is made once per variant. None = one nameless variant."""
     where: tuple[Block, ...] = ()
     """Parameters for some of the runs; the last block that names a number decides it."""
+    skip: tuple[Block, ...] = ()
+    """Combinations that are not run: an algorithm that cannot do an environment's actions."""
     dir: str = "runs"
     """Where run folders are made."""
     about: str = ""
@@ -121,7 +123,8 @@ class Study:
         jobs = [self._job(*which) for which in self._expand()]
         if not jobs:
             raise UserError(
-                f"study '{self.name}' holds no run: its variants fit none of its algorithms and environments"
+                f"study '{self.name}' holds no run: its variants fit none of its algorithms and environments, or `skip`"
+                " leaves out all of them"
             )
         seen: dict[Path, Job] = {}
         for job in jobs:
@@ -135,7 +138,8 @@ class Study:
             for env in self.envs:
                 for algo in self.algos:
                     for name, block in (self.variants or {"": Block()}).items():
-                        if block.matches(algo, env, name):
+                        left_out = any(skip.matches(algo, env, name) for skip in self.skip)
+                        if block.matches(algo, env, name) and not left_out:
                             yield algo, env, seed, name
 
     def _job(self, algo: str, env: str, seed: int, variant: str) -> Job:
@@ -190,7 +194,7 @@ class Study:
                 raise UserError(f"'{name}' cannot be the name of a study or variant: use letters, digits and . _ + = -")
         for algo in self.algos:
             c.run_type(algo)
-        for block in (*self.where, *self.variants.values()):
+        for block in (*self.where, *self.skip, *self.variants.values()):
             for algo in block.algos:
                 if algo not in self.algos:
                     c.run_type(algo)  # a known algorithm that this study leaves out is no mistake
@@ -211,6 +215,7 @@ class Study:
             "parameters": _plain(self.parameters),
             "variants": {name: block.dump() for name, block in self.variants.items()},
             "where": [block.dump() for block in self.where],
+            "skip": [block.dump() for block in self.skip],
             "dir": self.dir,
         }
         return {key: value for key, value in whole.items() if value}
@@ -273,9 +278,6 @@ def make(said: Mapping[str, Any], name: str = "bench") -> Study:
     if "steps" in said:
         parameters = {"steps": c.coerce(said["steps"], int, "steps"), **parameters}
     variants = _mapping(said.get("variants"), f"{where}, variants")
-    blocks = said.get("where") or []
-    if not isinstance(blocks, list):
-        raise UserError(f"{where}: `where` is a list of blocks, each with algos, envs or variants, and parameters")
     made = Study(
         algos=unique(a.lower() for a in words(said.get("algos"), f"{where}, algos")),
         envs=unique(words(said.get("envs"), f"{where}, envs")),
@@ -283,13 +285,20 @@ def make(said: Mapping[str, Any], name: str = "bench") -> Study:
         name=str(said.get("name") or name),
         parameters=parameters,
         variants={str(k): _block(v, f"{where}, variant '{k}'") for k, v in variants.items()},
-        where=tuple(_block(v, f"{where}, where") for v in blocks),
+        where=_blocks(said.get("where"), f"{where}, where", "algos, envs or variants, and parameters"),
+        skip=_blocks(said.get("skip"), f"{where}, skip", "algos, envs or variants"),
         dir=str(said.get("dir") or "runs"),
         about=" ".join(str(said.get("about") or "").split()),
     )
-    for block in made.where:
+    if extra := next((key for block in made.skip for key in block.values), None):
+        raise UserError(
+            f"{where}, skip: '{extra}' says nothing about which runs are left out (known: {', '.join(SELECTORS)})"
+        )
+    if not all(block.dump() for block in made.skip):
+        raise UserError(f"{where}, skip: a block names algos, envs or variants, else nothing would be left")
+    for block in (*made.where, *made.skip):
         if made.envs and block.envs and not any(c.Block(block.envs, "", {}).matches(env) for env in made.envs):
-            warnings.warn(f"{where}: the `where` block for '{block.envs}' speaks of none of its runs", StudyWarning)
+            warnings.warn(f"{where}: the block for '{block.envs}' speaks of none of its runs", StudyWarning)
     return made
 
 
@@ -299,6 +308,12 @@ def _mapping(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise UserError(f"{where}: expected keys and values, got {c.SHORT.repr(value)}")
     return value
+
+
+def _blocks(said: Any, where: str, holds: str) -> tuple[Block, ...]:
+    if not isinstance(said or [], list):
+        raise UserError(f"{where}: expected a list of blocks with {holds}")
+    return tuple(_block(v, where) for v in said or [])
 
 
 def _block(said: Any, where: str) -> Block:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from kumite import config as c
-from kumite.algos import ROWS
+from kumite.algos import ROWS, algorithm
 from kumite.cli import main
 from kumite.errors import UserError
 from kumite.lab import progress, study
@@ -54,6 +54,27 @@ def test_variants_are_named_and_may_be_for_some_only() -> None:
     assert found == [("ppo", "bench-plain"), ("ppo", "bench-tight"), ("sac", "bench-plain")]
     clips = {j.name: j.config.clip for j in said.jobs() if j.algo == "ppo"}
     assert clips["bench-tight"] == 0.1 != clips["bench-plain"]
+
+
+def test_what_is_skipped_is_not_run_and_a_file_keeps_it() -> None:
+    said = make({**SMALL.dump(), "skip": [{"algos": "ppo", "envs": "dmc:*"}]})
+    found = {(algo, env) for algo, env, _, _ in names(said)}
+    assert found == {("ppo", "CartPole-v1"), ("sac", "CartPole-v1"), ("sac", "dmc:walker-walk")}
+    assert make(said.dump()).jobs() == said.jobs()
+
+
+def test_the_family_runs_each_algorithm_where_its_actions_are() -> None:
+    """No run of it would be refused, and no algorithm is forgotten."""
+    of: dict[str, set[str]] = {}
+    for job in study.load("family").jobs():
+        of.setdefault(job.algo, set()).add(job.env)
+    discrete = {"CartPole-v1", "LunarLander-v3"}
+    everywhere = set(study.load("readme").envs)
+    assert set(of) == set(ROWS)
+    for algo, envs in of.items():
+        kinds = algorithm(algo).actions
+        able = {env for env in everywhere if ("discrete" if env in discrete else "continuous") in kinds}
+        assert envs == able, algo
 
 
 @pytest.mark.filterwarnings("ignore::kumite.lab.study.StudyWarning")
@@ -149,7 +170,7 @@ def test_the_document_s_study_can_be_run() -> None:
     text = (ROOT / "docs" / "bench.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     jobs = make(yaml.safe_load(block)).jobs()
-    assert len(jobs) == 3 * 5 * 3  # ppo in two variants, sac in one
+    assert len(jobs) == 3 * 5 * 3 - 5  # ppo in two variants, sac in one; ppo on dm_control in the tight one alone
     steps = {(j.algo, j.env): j.config.steps for j in jobs}
     assert steps["sac", "Pendulum-v1"] == 20_000
     assert steps["ppo", "dmc:walker-walk"] == 1_000_000
@@ -172,9 +193,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "negative seeds": ({"seeds": [-1]}, "seeds: expected numbers of at least 0"),
     "no environments": ({"envs": []}, "names no envs"),
     "no list": ({"envs": {"a": 1}}, "expected a list of names"),
-    "no blocks": ({"where": {"lr": 1}}, "`where` is a list of blocks"),
+    "no blocks": ({"where": {"lr": 1}}, "where: expected a list of blocks"),
     "a name with a path": ({"name": "../up"}, "'../up' cannot be the name"),
     "an unknown variant": ({"variants": {"one": {}}, "where": [{"variants": "on"}]}, "no variant 'on'; did you mean"),
+    "skips everything": ({"skip": [{"algos": ["ppo", "sac"]}]}, "holds no run"),
+    "skips with numbers": ({"skip": [{"algos": "ppo", "lr": 1}]}, "'lr' says nothing about which runs are left out"),
+    "skips nothing named": ({"skip": [{}]}, "else nothing would be left"),
     "variants for nobody": ({"variants": {"one": {"algos": "a2c"}}}, "holds no run"),
     "runs that share a folder": ({"envs": ["a/b", "a-b"]}, "would share runs/a-b/ppo/bench-s0"),
 }
