@@ -1,71 +1,212 @@
-"""What a study measured, next to what others have published: its files, a page, a picture and a table.
+"""Copy what runs have measured into benchmarks/curves, and make the pages of this folder anew.
 
-    python -m benchmarks.results.collect [STUDY]     runs of `kumite bench STUDY` below runs/ (readme)
+    python -m benchmarks.results.collect                     runs named `curve`, and those of kumite's studies
+    python -m benchmarks.results.collect NAME|FOLDER ...     runs of these names below runs/; all runs in these folders
+    python -m benchmarks.results.pages                       the pages alone
 
-Of each run evals.csv, config.yaml and manifest.json are kept, below STUDY/ in this folder, as in benchmarks/curves.
-The page is `kumite report`, the picture `kumite plot`; the table goes into README.md. Needs the extra `plots`.
+Finished or not, of each run evals.csv, config.yaml and manifest.json are kept: benchmarks/curves/<env>/<algo>/s<seed>/.
+What a run's name says beyond its study's goes behind the algorithm: curve-ff-s0 lies in <algo>-ff.
+
+Runs of one environment and algorithm are seeds of one thing, so all of them have the settings of the one that was
+started last: what has others is left out, or taken away if it lay here. Of two runs of one seed the longer stays, of
+two as long the later. Whatever is not kept is said.
 """
 
 from __future__ import annotations
 
-import json
-import statistics
+import re
+import shutil
 import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from benchmarks.curves.bars import count
-from benchmarks.curves.collect import copy, groups, machine, read
-from kumite.lab import compare, plot, records, report
+from benchmarks.results import pages
+from benchmarks.results.pages import CURVES, ROOT
+from kumite import config as c
+from kumite.errors import UserError
+from kumite.lab import records, study
+from kumite.lab.compare import count
+from kumite.lab.records import IDENTITY, Record
+from kumite.runs import is_run
 
-HERE = Path(__file__).parent
-
-
-class Published(NamedTuple):
-    mean: float
-    source: str
-    env: str
-    """The environment there."""
-    steps: int
+FILES = ("evals.csv", "config.yaml", "manifest.json")
 
 
-KATA = "KataRL2, 3 seeds, read off its plots"
-PUBLISHED: dict[tuple[str, str], Published] = {
-    ("HalfCheetah-v5", "ppo"): Published(2470, KATA, "HalfCheetah-v4", 1_000_000),
-    ("Hopper-v5", "ppo"): Published(3130, KATA, "Hopper-v4", 1_000_000),
-}
+@dataclass(frozen=True)
+class Found:
+    """A run that has been measured at least once."""
+
+    record: Record
+    group: tuple[str, str]
+    """Folders: environment, algorithm with its variant."""
+    stored: bool
+    """It lies in benchmarks/curves already."""
+
+    @property
+    def started(self) -> str:
+        return str(self.record.facts["started"])
+
+    @property
+    def length(self) -> float:
+        """Steps: those it has, and of a finished run those it was to have."""
+        reached = float(self.record.evals["env_step"][-1])
+        return float(self.record.planned) if pages.finished(self.record) else reached
+
+    def __str__(self) -> str:
+        made = f"{self.started[:10]}, {count(self.length)} steps"
+        return f"{'/'.join(self.group)}/s{self.record.seed} ({made}{', here so far' if self.stored else ''})"
 
 
-def line(env: str, algo: str, seeds: list[Path]) -> str:
-    """Everything at the last step that all seeds were measured at."""
-    evals = [read(s / "evals.csv") for s in seeds]
-    end = min(e[-1]["env_step"] for e in evals)
-    last = [[r for r in e if r["env_step"] <= 1.001 * end][-1]["mean"] for e in evals]
-    deviation = f" ± {statistics.stdev(last):.4g}" if len(last) > 1 else ""
-    facts = json.loads((seeds[0] / "manifest.json").read_text(encoding="utf-8"))
-    known = PUBLISHED.get((env, algo))
-    theirs = f"{known.mean:g} on {known.env} at {count(known.steps)} ({known.source})" if known else "-"
-    each = ", ".join(f"{x:.4g}" for x in last)
-    cells = (env, algo, count(end), f"{statistics.mean(last):.4g}{deviation}", each, theirs, facts["started"][:10])
-    return f"| {' | '.join(cells)} | {machine(facts)} |"
+# --- which runs ----------------------------------------------------------------------------------------------------
 
 
-def main(study: str) -> None:
-    into = HERE / study
-    for run in sorted(HERE.parents[1].glob(f"runs/*/*/{study}*-s*")):
-        copy(run, into, study)
-    names = ("environment", "algorithm", "steps", "return", "of each seed", "published", "date", "machine")
-    rows = [f"| {' | '.join(names)} |", "|---" * len(names) + "|", *(line(*group) for group in groups(into))]
-    readme, begin, end = HERE / "README.md", f"<!-- {study}: written by collect.py -->", f"<!-- end of {study} -->"
-    before, _, rest = readme.read_text(encoding="utf-8").partition(begin)
-    table = "\n".join(rows)
-    readme.write_text(f"{before}{begin}\n\n{table}\n\n{end}{rest.partition(end)[2]}", encoding="utf-8")
-    found = records.grouped(records.load([into]))
-    plot.save(plot.curves(compare.lines(found, band="range"), band="range"), into / "curves.png")
-    report.write(report.contents(found, title=f"kumite: {study}"), into / "report.html")
-    page = into / "report.html"  # it names the folders of runs: as they are in this repository
-    page.write_text(page.read_text(encoding="utf-8").replace(f"{HERE.parents[1]}/", ""), encoding="utf-8")
+def names() -> tuple[str, ...]:
+    return ("curve", *study.shipped())
+
+
+def variant(run: str, known: Iterable[str]) -> str | None:
+    """What a run's name says beyond a known one: curve-ff -> ff; None where no known name is in front."""
+    fit = [name for name in known if run == name or run.startswith(f"{name}-")]
+    return run.removeprefix(max(fit, key=len)).lstrip("-") if fit else None
+
+
+def find(words: Sequence[str], runs: Path) -> Iterator[Found]:
+    """The runs that are meant, measured ones only."""
+    folders = [Path(word) for word in words if Path(word).is_dir()]
+    named = [word for word in words if not Path(word).is_dir()]
+    known = (*names(), *named)
+    for folder in folders:
+        yield from (run for path in records.find(folder) if (run := read(path, known)))
+    wanted = named or ([] if folders else list(names()))
+    for path in sorted(p.parent for p in runs.glob("*/*/*/config.yaml")):
+        if is_run(path) and variant(re.sub(r"-s\d+(-\d+)?$", "", path.name), wanted) is not None:
+            yield from filter(None, [read(path, known)])
+
+
+def read(path: Path, known: Iterable[str]) -> Found | None:
+    try:
+        record = records.read(path)
+    except UserError as e:
+        print(f"left out: {e}")
+        return None
+    missing = [name for name in FILES if not (path / name).is_file()]
+    if missing or not len(record.evals.get("env_step", ())) or "started" not in record.facts:
+        print(f"left out: {path} ({f'no {missing[0]}' if missing else 'nothing evaluated yet, or no date'})")
+        return None
+    extra = variant(record.name, known)
+    extra = record.name if extra is None else extra
+    return Found(record, (tidy(record.env), "-".join(filter(None, (record.algo, extra)))), False)
+
+
+def tidy(env: str) -> str:
+    return re.sub(r"[:/]", "-", env)
+
+
+def stored(curves: Path) -> list[Found]:
+    paths = sorted(p.parent for p in curves.glob("*/*/s*/evals.csv"))
+    return [Found(records.read(p), (p.parent.parent.name, p.parent.name), True) for p in paths]
+
+
+# --- which of them are kept ----------------------------------------------------------------------------------------
+
+
+def chosen(runs: Sequence[Found]) -> tuple[list[Found], list[str]]:
+    """One run per seed, all of a group with the same settings; and a line for each other run."""
+    groups: dict[tuple[str, str], list[Found]] = {}
+    for run in runs:
+        groups.setdefault(run.group, []).append(run)
+    kept, said = [], []
+    for group in groups.values():
+        newest = max(group, key=lambda run: run.started)
+        seeds: dict[int | None, Found] = {}
+        for run in sorted(group, key=lambda run: (run.length, run.started, not run.stored)):
+            if apart := differing(run.record, newest.record):
+                said.append(
+                    f"dropped: {run}: other settings than s{newest.record.seed} of {newest.started[:10]}: {apart}"
+                )
+                continue
+            before = seeds.get(run.record.seed)
+            if before and before.started != run.started:
+                said.append(f"dropped: {before}: its place is that of {run}")
+            seeds[run.record.seed] = run
+        kept += seeds.values()
+    return kept, said
+
+
+ELSEWHERE = IDENTITY | {"profile", "stop_at", "env.mode", "env.timeout", "env.on_error"}
+"""Settings that change nothing about what is learned, like all of eval, log and save."""
+
+
+def differing(run: Record, other: Record) -> str:
+    """The settings that make these two not two seeds of one thing; '' where they are that."""
+    a, b = settings(run), settings(other)
+    return ", ".join(f"{k} {a.get(k)} instead of {b.get(k)}" for k in sorted({*a, *b}) if a.get(k) != b.get(k))
+
+
+def settings(run: Record) -> dict[str, Any]:
+    """What decides how a run learns. A setting younger than the run has its default; one that is no more does not count."""
+    config: Mapping[str, Any] = run.config
+    try:
+        usual = dict(records.flat(c.dump(c.resolve(run.algo))))
+    except UserError:  # an algorithm from outside
+        usual = dict(config)
+    whole = {key: config.get(key, value) for key, value in usual.items()}
+    deciding = {k: v for k, v in whole.items() if k not in ELSEWHERE and not k.startswith(("eval.", "log.", "save."))}
+    if not by_length(whole):
+        del deciding["steps"]
+    return deciding
+
+
+def by_length(config: Mapping[str, Any]) -> bool:
+    """Whether something falls over the length of the run, so that a shorter run is no beginning of a longer one."""
+    return (
+        any(config.get(f"{what}_schedule") in ("linear", "cosine") for what in ("lr", "clip", "entropy"))
+        or (config.get("epsilon_share", 0) > 0 and not config.get("noisy") and not config.get("epsilon_steps"))
+        or (config.get("noise.std_end") is not None and not config.get("noise.steps"))
+        or bool(config.get("priority"))
+    )
+
+
+# --- their files ---------------------------------------------------------------------------------------------------
+
+
+def store(run: Found, curves: Path) -> None:
+    """The run's small files; whatever else lay there (a note about the run before it) goes."""
+    to = curves.joinpath(*run.group) / f"s{run.record.seed}"
+    started = records.read(to).facts.get("started") if is_run(to) else None
+    if started != run.started:
+        shutil.rmtree(to, ignore_errors=True)
+    to.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        text = (run.record.path / name).read_text(encoding="utf-8")
+        text = (
+            text[: text.rfind("\n") + 1] if name == "evals.csv" else placeless(text)
+        )  # a run may be writing its last row
+        (to / name).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+
+
+def placeless(text: str) -> str:
+    """Where things lay on that machine says nothing: of an absolute path its last part is left."""
+    text = re.sub(r"(?<=[\s\"'=,])/(?:[^/\s\"',]+/)*([^/\s\"',]+)", r"\1", text)
+    return text.replace('"__main__.py"', '"kumite"')
+
+
+def collect(words: Sequence[str], runs: Path = ROOT / "runs", curves: Path = CURVES) -> list[str]:
+    """Lines about what was copied and what was not kept."""
+    here = stored(curves)
+    kept, said = chosen([*here, *find(words, runs)])
+    for gone in here:
+        if not any(k.group == gone.group and k.record.seed == gone.record.seed for k in kept):
+            shutil.rmtree(gone.record.path)
+    for run in kept:
+        if not run.stored:
+            store(run, curves)
+            said.append(f"kept: {run}")
+    return said
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "readme")
+    print("\n".join(collect(sys.argv[1:])))
+    pages.write()

@@ -21,7 +21,8 @@ from kumite.lab.report import Report
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "curves" / "README.md"]
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("*/*.md"))
+PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *BENCHMARKS]
 ADDRESS = {"PYTHONPATH": str(ROOT / "examples"), "OMP_NUM_THREADS": "1"}
 
 
