@@ -80,9 +80,13 @@ def find(words: Sequence[str], runs: Path) -> Iterator[Found]:
     for folder in folders:
         yield from (run for path in records.find(folder) if (run := read(path, known)))
     wanted = named or ([] if folders else list(names()))
-    for path in sorted(p.parent for p in runs.glob("*/*/*/config.yaml")):
-        if is_run(path) and variant(re.sub(r"-s\d+(-\d+)?$", "", path.name), wanted) is not None:
-            yield from filter(None, [read(path, known)])
+    here = [p.parent for p in sorted(runs.glob("*/*/*/config.yaml")) if is_run(p.parent)]
+    of = {path: re.sub(r"-s\d+(-\d+)?$", "", path.name) for path in here}
+    if unknown := [name for name in named if all(variant(run, [name]) is None for run in of.values())]:
+        raise SystemExit(f"{unknown[0]} is neither a folder nor the name of a run below {runs}\n\n{__doc__}")
+    for path in here:
+        if variant(of[path], wanted) is not None and (run := read(path, known)):
+            yield run
 
 
 def read(path: Path, known: Iterable[str]) -> Found | None:
@@ -129,7 +133,7 @@ def chosen(runs: Sequence[Found]) -> tuple[list[Found], list[str]]:
                 continue
             before = seeds.get(run.record.seed)
             if before and before.started != run.started:
-                said.append(f"dropped: {before}: its place is that of {run}")
+                said.append(f"dropped: {before}: kept instead: {run}")
             seeds[run.record.seed] = run
         kept += seeds.values()
     return kept, said
@@ -146,7 +150,7 @@ def differing(run: Record, other: Record) -> str:
 
 
 def settings(run: Record) -> dict[str, Any]:
-    """What decides how a run learns. A setting younger than the run has its default; one that is no more does not count."""
+    """What decides how a run learns. What is younger than the run has its default; what is no more does not count."""
     config: Mapping[str, Any] = run.config
     try:
         usual = dict(records.flat(c.dump(c.resolve(run.algo))))

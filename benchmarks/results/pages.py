@@ -26,7 +26,7 @@ HEAD = ("ppo", "ppo-ff", "sac", "sac-ff", "td3", "dqn")
 OWN = "kumite/"
 """Tasks of kumite's own."""
 UNSHOWN = "earlier"
-"""The variant of runs that were made again with later code: they stay in the tables and out of pictures."""
+"""The variant of runs that were made again with later code: they stay in the table, and out of pictures and page."""
 
 
 # --- what there is -------------------------------------------------------------------------------------------------
@@ -57,6 +57,11 @@ def note(run: Path) -> str:
 def base(label: str) -> str:
     """The algorithm of a label."""
     return label.partition("-")[0]
+
+
+def shown(groups: Groups) -> Groups:
+    """What pictures and the page are made of."""
+    return {label: by_env for label, by_env in groups.items() if not label.endswith(f"-{UNSHOWN}")}
 
 
 def only(groups: Groups, labels: Iterable[str], envs: Iterable[str]) -> Groups:
@@ -212,14 +217,14 @@ def cell(runs: Sequence[Record]) -> str:
 
 def pictures(groups: Groups) -> dict[str, tuple[Groups, str]]:
     """File -> what it shows and its title: a picture for each file of arithmetic, one for kumite's own tasks."""
-    labels = [label for label in groups if not label.endswith(f"-{UNSHOWN}")]
+    labels = list(groups)
     envs = environments(groups)
     own, others = [e for e in envs if e.startswith(OWN)], [e for e in envs if not e.startswith(OWN)]
     found = {}
     for home in dict.fromkeys(row.home for row in ROWS.values()):
         mine = [label for label in labels if base(label) in ROWS and ROWS[base(label)].home == home]
         name = home.rpartition(":")[2]
-        found[name.lower()] = only(groups, mine, others), f"{name} and the names of its arithmetic"
+        found[name.lower()] = only(groups, mine, others), f"The {name} family"
     found["own"] = only(groups, labels, own), "Tasks of kumite's own; -ff: without memory"
     return {name: (some, title) for name, (some, title) in found.items() if some}
 
@@ -256,19 +261,19 @@ def write(root: Path = ROOT) -> None:
     """Every page and picture anew."""
     groups = load(root / "benchmarks" / "curves")
     results = root / "benchmarks" / "results"
-    shown = pictures(groups)
+    figures = pictures(shown(groups))
     for old in (results / "figures").glob("*.png"):
-        if old.stem not in shown:
+        if old.stem not in figures:
             old.unlink()
-    for name, (some, title) in shown.items():
+    for name, (some, title) in figures.items():
         draw(some, results / "figures" / f"{name}.png", title)
     between(results / "README.md", "table", table(groups))
     between(results / "README.md", "duels", duels(groups))
-    links = [f"![{title}](figures/{name}.png)" for name, (_, title) in shown.items()]
+    links = [f"![{title}](figures/{name}.png)" for name, (_, title) in figures.items()]
     between(results / "README.md", "figures", "\n\n".join(links))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LabWarning)  # that no algorithm runs everywhere is known
-        page = report.contents(groups, "kumite: learning results", ys=("eval",), videos="none")
+        page = report.contents(shown(groups), "kumite: learning results", ys=("eval",), videos="none")
     report.write(page, results / "report.html")
     draw(only(groups, HEAD, environments(groups)), root / "docs" / "img" / "curves.png")
     between(root / "README.md", "results", headline(groups))
