@@ -4,6 +4,7 @@ aggregates over environments. The arithmetic is that of `stats.py`; here it is d
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -234,7 +235,8 @@ def _shared(groups: Groups, y: str) -> dict[str, dict[str, list[Curve]]]:
     common = set.intersection(*(set(c) for c in curves.values()))
     if not common:
         has = "; ".join(f"{label}: {', '.join(c)}" for label, c in curves.items())
-        raise UserError(f"no environment has runs of all of them, so there is nothing to sum up over ({has[:300]})")
+        has = textwrap.shorten(has, 300, placeholder=" ...")
+        raise UserError(f"no environment has runs of all of them, so there is nothing to sum up over ({has})")
     left = sorted({env for c in curves.values() for env in c} - common)
     if left:
         warnings.warn(
