@@ -14,6 +14,7 @@ two as long the later. Whatever is not kept is said.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -183,18 +184,21 @@ def store(run: Found, curves: Path) -> None:
     if started != run.started:
         shutil.rmtree(to, ignore_errors=True)
     to.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
-        text = (run.record.path / name).read_text(encoding="utf-8")
-        text = (
-            text[: text.rfind("\n") + 1] if name == "evals.csv" else placeless(text)
-        )  # a run may be writing its last row
-        (to / name).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    facts = dict(run.record.facts)
+    facts["command"] = ["kumite", *facts.get("command", ())[1:]]  # where it was installed says nothing
+    evals, config = ((run.record.path / name).read_text(encoding="utf-8") for name in ("evals.csv", "config.yaml"))
+    texts = {
+        "evals.csv": evals[: evals.rfind("\n") + 1],  # the run may be writing its last row
+        "config.yaml": placeless(config),
+        "manifest.json": placeless(json.dumps(facts, indent=1) + "\n"),
+    }
+    for name, text in texts.items():
+        (to / name).write_text(text, encoding="utf-8")
 
 
 def placeless(text: str) -> str:
-    """Where things lay on that machine says nothing: of an absolute path its last part is left."""
-    text = re.sub(r"(?<=[\s\"'=,])/(?:[^/\s\"',]+/)*([^/\s\"',]+)", r"\1", text)
-    return text.replace('"__main__.py"', '"kumite"')
+    """Nor where other things lay on that machine: of an absolute path its last part is left."""
+    return re.sub(r"(?<=[\s\"'=,])/(?:[^/\s\"',]+/)*([^/\s\"',]+)", r"\1", text)
 
 
 def collect(words: Sequence[str], runs: Path = ROOT / "runs", curves: Path = CURVES) -> list[str]:

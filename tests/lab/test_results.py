@@ -64,7 +64,7 @@ def test_small_files_whole_rows_and_no_path_of_the_machine(place: Place) -> None
     assert not re.search(r"/(home|opt|me)\b", "".join((to / name).read_text() for name in collect.FILES))
     record = records.read(to)
     assert (record.env, record.config["dir"], record.config["encoder"]) == ("kumite/Recall-v0", "runs", "own:Net")
-    assert record.facts["command"][-1] == "--dir=runs"
+    assert record.facts["command"] == ["kumite", "train", "ppo", "kumite/Recall-v0", "--dir=runs"]
 
 
 def test_names_say_which_runs_and_which_variant(place: Place, tmp_path: Path) -> None:
