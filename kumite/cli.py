@@ -90,7 +90,7 @@ class Eval:
     checkpoint: str = "best"
     """best | last | the step of a checkpoint."""
     seed: int = 0
-    """Decides the episodes."""
+    """Decides the episodes, which are none of those that chose the best checkpoint."""
     video: bool = False
     """Save a video in the run's folder."""
     dir: str = "runs"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import threading
@@ -35,13 +34,6 @@ def open_folder(parent: Path, name: str, seed: int, texts: dict[str, str]) -> Pa
             raise UserError(f"cannot write to {path}: {error.strerror}; choose another --dir") from None
         return path
     raise UserError(f"there are too many runs named {stem} in {parent}; choose another --name")
-
-
-def rewrite(file: Path, text: str) -> None:
-    """The file with another text, whole at any moment."""
-    fresh = file.with_name(f".{file.name}.new")
-    fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, file)
 
 
 def find(name: str | Path, root: str | Path = "runs") -> Path:

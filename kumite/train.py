@@ -17,7 +17,7 @@ import torch
 
 from kumite import tree
 from kumite.algos.base import Algorithm
-from kumite.envs.base import VecEnv
+from kumite.envs.base import RESTARTED, VecEnv, derive
 from kumite.errors import RunError
 from kumite.log import Logger, Meter
 from kumite.machine import products
@@ -102,7 +102,7 @@ class RunState:
             stacklevel=2,
         )
         self.stream.cut()
-        fresh = self.env.reset(self.seed + self.env_step)
+        fresh = self.env.reset(derive(self.seed, RESTARTED, self.env_step))
         self.core = self.algo.initial(self.env.slots)
         self.first = torch.ones(self.env.slots, dtype=torch.bool, device=self.device)
         self.take(fresh)

@@ -98,6 +98,11 @@ class VecEnv(ABC):
         raise RuntimeError("this environment cannot be rendered")
 
 
+MEASURED, ASKED, RESTARTED = 1, 2, 3
+"""derive(seed, path): evaluations while training, which choose the best checkpoint; evaluations that somebody asks for,
+on episodes that chose nothing; fresh episodes of a resumed run, derive(seed, RESTARTED, env_step)."""
+
+
 def derive(seed: int, *keys: int) -> int:
     """A seed in [0, 2^31) for each path of integers, well mixed (splitmix64)."""
     x = seed & 0xFFFFFFFFFFFFFFFF

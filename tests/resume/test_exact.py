@@ -12,6 +12,7 @@ import kumite
 from kumite import agent as agents
 from kumite import checkpoint
 from kumite.agent import Agent
+from kumite.config import load_yaml, parse_yaml
 from kumite.train import Interrupted
 from tests.resume.records import (
     Nested,
@@ -204,6 +205,23 @@ def test_to_more_steps(tmp_path: Path) -> None:
     assert differences(saved(one)["algo"], saved(two)["algo"]) == []
     assert differences(saved(one)["env"], saved(two)["env"]) == []
     assert tables(one)["episodes.csv"] == tables(two)["episodes.csv"]
+
+
+def test_a_run_that_became_longer_says_so_in_its_config(tmp_path: Path) -> None:
+    """Even where it ends before its next checkpoint, which holds the settings as well."""
+    run = whole("CartPole-v1", "ppo", tmp_path, steps=64, num_envs=2)
+
+    def killed(_: Any) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        kumite.resume(run, steps=128).learn(callback=killed)
+    assert load_yaml(run / "config.yaml")["steps"] == 128
+    again = kumite.resume(run).learn()
+    assert again.env_step >= 128
+    assert parse_yaml(checkpoint.text(checkpoint.numbered(run / "checkpoints")[0], "config.yaml"), "")["steps"] == 128
+    again.learn("1k")
+    assert load_yaml(run / "config.yaml")["steps"] == again.config.steps > 1128
 
 
 def test_the_seed_says_everything(tmp_path: Path) -> None:

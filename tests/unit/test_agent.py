@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,30 @@ def test_an_environment_that_breaks_in_an_evaluation_says_so(runs: Path) -> None
     )
     with pytest.raises(RunError, match=r"^in the evaluation at step 20: environment 0 failed: .*licence"):
         agent.learn(40)
+
+
+def test_episodes_of_training_of_its_evaluations_and_of_later_ones_differ(runs: Path) -> None:
+    """The best checkpoint was chosen on some episodes: what it is worth is seen on others, with any seed."""
+    begun: list[int] = []
+
+    class Noted(One):
+        def reset(self, *, seed: int | None = None, **more: Any) -> Any:
+            begun.append(seed or 0)
+            return super().reset(seed=seed, **more)
+
+    def of(play: Callable[[], Any]) -> set[int]:
+        begun.clear()
+        play()
+        return set(begun)
+
+    plain = {"num_envs": 2, "horizon": 8, "batch_size": 8, **SMALL}
+    trained = of(lambda: kumite.PPO(Noted, **plain).learn(32))
+    agent = kumite.PPO(Noted, name="x", eval={"every": 16, "episodes": 4}, **plain)
+    chose = of(lambda: agent.learn(32)) - trained
+    assert len(chose) == 4, "every evaluation plays the same ones"
+    asked = [of(lambda seed=seed: agent.evaluate(4, seed=seed)) for seed in (None, 0, 1)]  # type: ignore[misc]
+    assert asked[0] == asked[1], "the run's own seed is 0"
+    assert len(trained | chose | asked[1] | asked[2]) == len(trained) + 4 + 4 + 4
 
 
 @pytest.mark.parametrize("name", ["torch.nn:Linear", "os:getcwd"])
