@@ -180,6 +180,12 @@ class Agent:
     def _start(self) -> RunState:
         """The first call: the folder, the storage, the first observations; or what a checkpoint says of them."""
         self.env = self.env or self._make_env()
+        self._check_fit(self.env)
+        if self.env.slots != self.config.num_envs:
+            raise UserError(
+                f"what was saved has {self.config.num_envs} copies of the environment, this one has {self.env.slots};"
+                " give as many, or train anew"
+            )
         storage = self._storage()
         if self.writes and self.config.eval.every >= 0:
             source(self.source)  # what cannot be made again for evaluation is refused before anything is written
@@ -200,6 +206,15 @@ class Agent:
             run.logger.say(f"rows of the past stay in the host's memory: they do not fit on {self.device}")
         self.run = run
         return run
+
+    def _check_fit(self, env: VecEnv) -> None:
+        """Another environment than the agent was made for, given to one that was loaded."""
+        for what, mine, theirs in (
+            ("observations", self.obs_space, env.obs_space),
+            ("actions", (self.action.continuous, self.action.branches), (env.action.continuous, env.action.branches)),
+        ):
+            if mine != theirs:
+                raise UserError(f"this environment has other {what} than {self.env_id}, for which the agent was made")
 
     def _storage(self) -> torch.device:
         """Where the stream lies: beside the nets if all that this run will write fits there, otherwise on the host.
@@ -456,6 +471,7 @@ class Agent:
         slots = 1 if show else copies(episodes)
         made = make_env(source(self.source), slots, seed, self.config.env, render=show is not None)
         try:
+            self._check_fit(made)
             with self.rng.apart(seed):
                 return evaluate(self.algo, made, episodes, seed, deterministic, self._interrupted, show)
         finally:
@@ -536,17 +552,23 @@ def resume(path: str | Path, steps: int | str | None = None, quiet: bool | None 
     else:
         agent = Agent.from_checkpoint(pick_checkpoint(folder), env)
     agent.path, agent.writes = folder, True
-    if (until := _length(folder) if steps is None else steps) is not None:
-        agent.config = replace(agent.config, steps=coerce(until, int, "steps"))
+    until = _length(folder, agent.config.steps) if steps is None else coerce(steps, int, "steps")
+    if steps is not None and until < agent.env_step:
+        raise UserError(
+            f"{folder} has reached step {agent.env_step:,}; steps is the length of the whole run, not {until:,}"
+        )
+    agent.config = replace(agent.config, steps=until)
     if quiet is not None:
         agent.config = replace(agent.config, quiet=quiet)
     return agent
 
 
-def _length(folder: Path) -> Any:
+def _length(folder: Path, saved: int) -> int:
     """The steps of the folder's config.yaml, which an earlier resume may have changed after the newest checkpoint."""
-    file = folder / "config.yaml"
-    return load_yaml(file).get("steps") if file.is_file() else None
+    try:
+        return coerce(load_yaml(folder / "config.yaml").get("steps", saved), int, "steps")
+    except UserError:  # lost or damaged, and written anew from the checkpoint's
+        return saved
 
 
 def _again(folder: Path, env: Any) -> Agent:

@@ -21,7 +21,7 @@ from torch import Tensor
 from kumite.envs.base import EnvConfig, VecEnv, derive
 from kumite.envs.episode import refuse_foreign, short, velocities
 from kumite.envs.spaces import Array, BadObservation, Native
-from kumite.errors import RunError, UserError, origin
+from kumite.errors import FOREIGN, RunError, UserError, origin
 from kumite.types import Episodes, Step
 
 
@@ -173,7 +173,7 @@ def simulating(name: str, advice: str = "") -> Iterator[None]:
         yield
     except (RunError, UserError):
         raise
-    except Exception as err:
+    except FOREIGN as err:
         raise RunError(f"{name} failed: {type(err).__name__}: {err}{origin(err)}{advice}") from err
 
 

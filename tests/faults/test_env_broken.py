@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,10 @@ def explode(result: Any) -> Any:
     raise RuntimeError("the gripper is stuck")
 
 
+def leave(result: Any) -> Any:
+    sys.exit(3)
+
+
 HARMS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "shape": (put(0, np.zeros(3)), r"shape \(3,\) where the space says \(2,\)"),
     "scalar": (put(0, 1.0), r"shape \(\)"),
@@ -59,6 +64,7 @@ HARMS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "reward-none": (put(1, None), "the reward is None"),
     "reward-vector": (put(1, np.ones(2)), "not a number"),
     "four-values": (lambda result: result[:4], "observation, reward, terminated, truncated, info"),
+    "leaves": (leave, r"SystemExit: 3 at test_env_broken\.py:\d+"),
     "raises": (explode, r"RuntimeError: the gripper is stuck at test_env_broken\.py:\d+"),
 }
 
@@ -87,7 +93,7 @@ def test_the_sentence_names_copy_seed_step_and_action(harm: str) -> None:
     assert "\n" not in text
 
 
-@pytest.mark.parametrize("harm", ["shape", "nan", "raises"])
+@pytest.mark.parametrize("harm", ["shape", "nan", "leaves", "raises"])
 def test_a_broken_reset_too(harm: str) -> None:
     env = make_env(lambda: Frail(HARMS[harm][0], at=0), 2)
     with pytest.raises(RunError, match=r"environment 0 .*step 0 of the episode"):
@@ -181,6 +187,8 @@ def test_failures_while_it_is_made_are_the_users_mistake() -> None:
 
     with pytest.raises(UserError, match=r"failed: OSError: no such robot at test_env_broken\.py"):
         make_env(make)
+    with pytest.raises(UserError, match=r"failed: SystemExit: 3 at test_env_broken\.py"):
+        make_env(lambda: leave(None))
     with pytest.raises(UserError, match="int is no gymnasium environment: it has no 'reset'"):
         make_env(lambda: 3)
     with pytest.raises(UserError, match="cannot be made anew"):

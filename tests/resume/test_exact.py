@@ -13,6 +13,7 @@ from kumite import agent as agents
 from kumite import checkpoint
 from kumite.agent import Agent
 from kumite.config import load_yaml, parse_yaml
+from kumite.errors import UserError
 from kumite.train import Interrupted
 from tests.resume.records import (
     Nested,
@@ -220,6 +221,9 @@ def test_a_run_that_became_longer_says_so_in_its_config(tmp_path: Path) -> None:
     again = kumite.resume(run).learn()
     assert again.env_step >= 128
     assert parse_yaml(checkpoint.text(checkpoint.numbered(run / "checkpoints")[0], "config.yaml"), "")["steps"] == 128
+    with pytest.raises(UserError, match=r"has reached step \d+; steps is the length of the whole run, not 100$"):
+        kumite.resume(run, steps=100)
+    (run / "config.yaml").write_text("{{{")
     again.learn("1k")
     assert load_yaml(run / "config.yaml")["steps"] == again.config.steps > 1128
 

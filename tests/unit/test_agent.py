@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
 import kumite
+from kumite.envs import make_env
 from kumite.envs.suite.probes import One
 from kumite.errors import RunError, UserError
 
@@ -95,6 +97,32 @@ def test_episodes_of_training_of_its_evaluations_and_of_later_ones_differ(runs: 
     asked = [of(lambda seed=seed: agent.evaluate(4, seed=seed)) for seed in (None, 0, 1)]  # type: ignore[misc]
     assert asked[0] == asked[1], "the run's own seed is 0"
     assert len(trained | chose | asked[1] | asked[2]) == len(trained) + 4 + 4 + 4
+
+
+def test_a_loaded_agent_refuses_environments_it_was_not_made_for(runs: Path) -> None:
+    agent = kumite.PPO("CartPole-v1", num_envs=2, horizon=8, batch_size=8, **SMALL).learn(32)
+    agent.save("mine")
+    for env, sentence in (
+        ("Acrobot-v1", "this environment has other observations than CartPole-v1, for which the agent was made"),
+        (lambda: Wide(), "this environment has other actions than CartPole-v1"),
+    ):
+        for use in (lambda a: a.learn(8), lambda a: a.evaluate(1)):
+            with pytest.raises(UserError, match=sentence):
+                use(kumite.load("mine", env=env))
+    more = make_env(lambda: gymnasium.make("CartPole-v1"), 3)
+    with pytest.raises(UserError, match="what was saved has 2 copies of the environment, this one has 3; give as many"):
+        kumite.load("mine", env=more).learn(8)
+
+
+class Wide(gymnasium.ActionWrapper[Any, Any, Any]):
+    """CartPole with a third action."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.action_space = gymnasium.spaces.Discrete(3)
+
+    def action(self, action: Any) -> Any:
+        return min(action, 1)
 
 
 @pytest.mark.parametrize("name", ["torch.nn:Linear", "os:getcwd"])
