@@ -488,7 +488,7 @@ def describe(kind: Any) -> str:
 LIMITS: dict[str, tuple[float, float]] = {
     "steps": (0, math.inf),
     "seed": (0, 2**63 - 1),
-    "num_envs": (1, 1_000_000),
+    "num_envs": (1, 100_000),
     "threads": (0, 4096),
     "every": (-1, math.inf),
     "patience": (1, math.inf),
