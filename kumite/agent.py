@@ -469,7 +469,10 @@ class Agent:
     def _play(self, episodes: int, seed: int, deterministic: bool = True, show: Any = None) -> Evaluation:
         """`show` gets the pictures, for which one copy plays all episodes."""
         slots = 1 if show else copies(episodes)
-        made = make_env(source(self.source), slots, seed, self.config.env, render=show is not None)
+        c = self.config.env
+        if c.on_error == "drop":  # every episode is played
+            c = replace(c, on_error="restart")
+        made = make_env(source(self.source), slots, seed, c, render=show is not None)
         try:
             self._check_fit(made)
             with self.rng.apart(seed):

@@ -172,4 +172,5 @@ def log_metrics(run: RunState) -> None:
             f"'{bad[0]}' is not a finite number at step {run.env_step:,} (seed {run.seed});"
             " a smaller --lr or --grad-clip often helps"
         )
-    run.logger.metrics(run.env_step, values | {"train/n_updates": run.algo.updates})
+    restarts = {"rollout/restarts": run.env.restarts} if run.env.restarts else {}
+    run.logger.metrics(run.env_step, values | restarts | {"train/n_updates": run.algo.updates})

@@ -49,7 +49,7 @@ class EnvConfig:
     timeout: float = 60.0
     """Seconds a worker may take for one step before it counts as hanging."""
     on_error: str = "raise"
-    """A broken copy: raise, or restart it (its partial episode is dropped)."""
+    """A broken copy: raise, restart it (its partial episode is dropped), or drop it and go on with the others."""
     kwargs: str = ""
     """Keyword arguments of the environment itself, as YAML: '{continuous: true}'."""
 

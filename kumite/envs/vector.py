@@ -317,7 +317,7 @@ def refuse_inner(config: EnvConfig, what: str) -> None:
     if config.action_repeat != 1:
         raise UserError(f"--env.action-repeat works with --env.mode sync and workers, not with {what}")
     if config.on_error != "raise":
-        raise UserError(f"--env.on-error restart works with --env.mode sync and workers, not with {what}")
+        raise UserError(f"--env.on-error {config.on_error} works with --env.mode sync and workers, not with {what}")
 
 
 def make_native(name: str, num_envs: int, seed: int, config: EnvConfig, kwargs: dict[str, Any]) -> VecEnv:
