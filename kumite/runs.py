@@ -79,8 +79,14 @@ def pick_checkpoint(run: Path, which: str = "last") -> Path:
     return folder / which
 
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-"""What ends a run once it has saved. SIGUSR1 is how batch systems say that the time is nearly up."""
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
+"""What ends a run once it has saved. SIGUSR1 is how batch systems say that the time is nearly up, SIGHUP comes when the
+terminal or the connection is gone."""
+
+
+def ignored(number: int) -> bool:
+    """nohup asks for that, and gets it."""
+    return number == getattr(signal, "SIGHUP", None) and signal.getsignal(number) is signal.SIG_IGN
 
 
 class Stop:
@@ -94,7 +100,7 @@ class Stop:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        before = {number: signal.signal(number, self._heard) for number in SIGNALS}
+        before = {number: signal.signal(number, self._heard) for number in SIGNALS if not ignored(number)}
         try:
             yield self
         finally:

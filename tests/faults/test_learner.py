@@ -21,6 +21,7 @@ from gymnasium import spaces
 import kumite
 from kumite import checkpoint
 from kumite.errors import RunError, UserError
+from kumite.runs import Stop
 from kumite.train import Interrupted
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -160,7 +161,9 @@ def underway(folder: Path) -> Path:
     return run
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138), (signal.SIGHUP, 129)]
+)
 def test_a_signal_saves_and_ends_with_its_code(number: int, code: int, tmp_path: Path) -> None:
     process = start(tmp_path)
     run = underway(tmp_path)
@@ -176,6 +179,16 @@ def test_a_signal_saves_and_ends_with_its_code(number: int, code: int, tmp_path:
     assert "Traceback" not in said
     agent = kumite.resume(run, quiet=True)
     assert agent.env_step == int(saved.name)
+
+
+def test_nohup_keeps_its_word() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop().listening() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signal is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_workers_go_with_the_run(tmp_path: Path) -> None:
