@@ -40,7 +40,7 @@ from kumite.machine import (
 from kumite.nn.cores import forget
 from kumite.profile import Profile
 from kumite.rng import Randomness
-from kumite.runs import Stop, find, is_run, open_folder, pick_checkpoint
+from kumite.runs import Stop, alone, find, is_run, open_folder, pick_checkpoint
 from kumite.schedules import Every
 from kumite.sinks import ready
 from kumite.sinks.files import replace_file
@@ -129,8 +129,12 @@ class Agent:
         with ExitStack() as stack:
             stack.enter_context(stop.listening())
             stack.enter_context(self.rng.active())
+            before = self.folder
+            stack.enter_context(alone(before))
             self._settle()
             run = self.run or self._start()
+            if before is None:
+                stack.enter_context(alone(self.folder))
             self._plan(run, until)
             stack.enter_context(threads(run.threads))
             stack.enter_context(products(run.precision))
@@ -579,8 +583,9 @@ def _again(folder: Path, env: Any) -> Agent:
     settings = load_yaml(folder / "config.yaml")
     name, env_id = str(settings.get("algo", "")), str(settings.get("env_id", ""))
     agent = Agent(env_id if env is None else env, algo=name, config=resolve(name, "", settings))
-    for file in (*folder.glob("*.csv"), *folder.glob(f"{EVENTS}*")):
-        file.unlink()
+    with alone(folder):
+        for file in (*folder.glob("*.csv"), *folder.glob(f"{EVENTS}*")):
+            file.unlink()
     return agent
 
 

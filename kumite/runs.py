@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,24 @@ def open_folder(parent: Path, name: str, seed: int, texts: dict[str, str]) -> Pa
             raise UserError(f"cannot write to {path}: {error.strerror}; choose another --dir") from None
         return path
     raise UserError(f"there are too many runs named {stem} in {parent}; choose another --name")
+
+
+@contextmanager
+def alone(folder: Path | None) -> Iterator[None]:
+    """Nobody else writes to this run meanwhile. The lock leaves no file, and goes with the process however it ends."""
+    with ExitStack() as stack:
+        if folder is not None and os.name == "posix":
+            import fcntl
+
+            place = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, place)
+            try:
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{folder} is being written by another process; end that one first") from None
+            except OSError:  # a file system without locks
+                pass
+        yield
 
 
 def find(name: str | Path, root: str | Path = "runs") -> Path:

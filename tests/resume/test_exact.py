@@ -228,6 +228,28 @@ def test_a_run_that_became_longer_says_so_in_its_config(tmp_path: Path) -> None:
     assert load_yaml(run / "config.yaml")["steps"] == again.config.steps > 1128
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_two_never_write_to_one_run(saved: bool, tmp_path: Path) -> None:
+    """A resume while the run still goes, or twice at once, would mix two lives in every file."""
+    first = Agent("CartPole-v1", algo="ppo", **settings("ppo", tmp_path, steps=140, num_envs=2))
+    looks: list[bool] = []
+
+    def second(state: Any) -> None:
+        assert first.path is not None
+        if state.env_step > 100 or not saved:
+            before = {p: p.read_bytes() for p in first.path.rglob("*") if p.is_file()}
+            with pytest.raises(UserError, match=f"^{first.path} is being written by another process"):
+                kumite.resume(first.path, steps=256).learn()
+            looks.append(before == {p: p.read_bytes() for p in first.path.rglob("*") if p.is_file()})
+
+    first.learn(60, callback=second if not saved else None)
+    assert first.path is not None
+    first = kumite.resume(first.path, steps=140)
+    first.learn(callback=second if saved else None)
+    assert looks
+    assert all(looks)
+
+
 def test_the_seed_says_everything(tmp_path: Path) -> None:
     check_same(*(whole("CartPole-v1", "ppo", tmp_path / name, num_envs=2, seed=7) for name in "ab"))
     other = whole("CartPole-v1", "ppo", tmp_path / "c", num_envs=2, seed=8)
