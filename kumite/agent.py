@@ -124,6 +124,8 @@ class Agent:
         and `agent.profile` holds them.
         """
         until = self.config.steps if steps is None else self.env_step + coerce(steps, int, "steps")
+        if steps is not None and until < self.env_step:
+            raise UserError(f"steps: expected at least 0, got {steps}")
         self.config = replace(self.config, steps=until)
         self.stop = stop = Stop()
         with ExitStack() as stack:
@@ -396,7 +398,7 @@ class Agent:
         name, env_id = str(settings.get("algo", "")), str(settings.get("env_id", ""))
         agent: Agent = object.__new__(agent_class(name))
         agent.name, agent.env_id, agent.source = name, env_id, env_id if env is None else env
-        agent.config = resolve(name, "", settings)
+        agent.config = _movable(folder, resolve(name, "", settings))
         _refuse_tools(folder, env_id, agent.config.actor.encoder, agent.config.critic.encoder)
         agent.writes, agent.path, agent.env = False, None, None
         spaces = json.loads(checkpoint.text(folder, "spaces.json"))
@@ -505,6 +507,17 @@ def _refuse_tools(folder: Path, *names: str) -> None:
         module, colon, _ = name.partition(":")
         if colon and module.partition(".")[0] in sys.stdlib_module_names:
             raise UserError(f"'{folder}' names '{name}', which is part of Python and no environment or net")
+
+
+def _movable(folder: Path, config: Any) -> Any:
+    """What was trained on a GPU acts, and goes on, where there is none."""
+    try:
+        pick_device(config.device)
+    except UserError:
+        said = f"{folder} was made on '{config.device}', which cannot be used here; it goes on with --device auto"
+        warnings.warn(said, CheckpointWarning, stacklevel=2)
+        return replace(config, device="auto")
+    return config
 
 
 def _is_one_copy(env: Any) -> bool:

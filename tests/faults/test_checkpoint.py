@@ -135,6 +135,19 @@ def test_nothing_good_is_left(run: Path) -> None:
         kumite.load(run)
 
 
+def test_what_was_trained_on_a_gpu_acts_and_goes_on_without_one(run: Path) -> None:
+    last = newest(run)[0]
+    settings = (last / "config.yaml").read_text()
+    assert "device: auto" in settings
+    (last / "config.yaml").write_text(settings.replace("device: auto", "device: cuda:77"))
+    sign(last)
+    with pytest.warns(CheckpointWarning, match="was made on 'cuda:77', which cannot be used here; .* --device auto"):
+        agent = kumite.resume(run, steps=400, quiet=True)
+    assert agent.predict(OBS)[0] in (0, 1)
+    agent.learn()
+    assert kumite.load(run, checkpoint="last").env_step >= 400
+
+
 # --- no room -------------------------------------------------------------------------------------------------------
 
 LIMITED = """

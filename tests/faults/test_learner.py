@@ -181,6 +181,15 @@ def test_a_signal_saves_and_ends_with_its_code(number: int, code: int, tmp_path:
     assert agent.env_step == int(saved.name)
 
 
+def test_a_second_interrupt_leaves_at_once() -> None:
+    with Stop().listening() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM, "nothing has ended yet"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_nohup_keeps_its_word() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -39,6 +39,8 @@ def test_numbers_as_on_the_command_line(runs: Path) -> None:
     assert kumite.load(agent.path, checkpoint=agent.env_step).env_step == agent.env_step
     with pytest.raises(UserError, match="episodes: expected at least 1, got 0"):
         agent.evaluate(0)
+    with pytest.raises(UserError, match="steps: expected at least 0, got -5"):
+        agent.learn(-5)
 
 
 def test_what_cannot_be_made_again_is_refused_before_anything_is_written(runs: Path) -> None:
