@@ -215,6 +215,22 @@ def test_a_mistake_on_any_terminal(cli: Any, encoding: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "kumite: what is 'more' meant to be?\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+def test_an_output_that_takes_nothing(tmp_path: Path) -> None:
+    """What was printed is lost, the run is not: a log on a full disk, a service whose output is closed."""
+    train = "train ppo CartPole-v1 --steps 32 --num-envs 2 --horizon 8 --epochs 1 --eval.every -1 --name"
+    for name, where, code, said in (
+        ("full", "> /dev/full", 1, "kumite: [Errno 28] No space left on device"),
+        ("closed", ">&-", 0, ""),
+    ):
+        command = f"{sys.executable} -m kumite {train} {name} {where}"
+        done = subprocess.run(command, shell=True, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.stderr.endswith(f"{said}\n" * bool(said))
+        assert (tmp_path / f"runs/CartPole-v1/ppo/{name}-s0/checkpoints/32/manifest.json").is_file()
+
+
 def test_colours_are_no_part_of_a_message() -> None:
     framed = "╭─ \x1b[1mValue error\x1b[0m ─╮\n│ \x1b[31mError parsing --lr: bad\x1b[0m │\n│ ──── │\n│ See │\n╰────╯\n"
     assert flags.condense(framed) == "--lr: bad"
