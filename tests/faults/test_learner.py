@@ -161,9 +161,7 @@ def underway(folder: Path) -> Path:
     return run
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138), (signal.SIGHUP, 129)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)])
 def test_a_signal_saves_and_ends_with_its_code(number: int, code: int, tmp_path: Path) -> None:
     process = start(tmp_path)
     run = underway(tmp_path)
@@ -190,14 +188,16 @@ def test_a_second_interrupt_leaves_at_once() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_nohup_keeps_its_word() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with Stop().listening() as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert stop.signal is None
-    finally:
-        signal.signal(signal.SIGHUP, before)
+def test_a_lost_terminal_ends_the_run_and_nohup_keeps_its_word() -> None:
+    for before, heard in ((signal.SIG_DFL, signal.SIGHUP), (signal.SIG_IGN, None)):
+        usual = signal.signal(signal.SIGHUP, before)
+        try:
+            with Stop().listening() as stop:
+                os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signal == heard
+            assert signal.getsignal(signal.SIGHUP) is before
+        finally:
+            signal.signal(signal.SIGHUP, usual)
 
 
 def test_workers_go_with_the_run(tmp_path: Path) -> None:
