@@ -147,6 +147,7 @@ class GymVec(VecEnv):
         ticks, ended = self._advance(*self.sent, out, reward, terminated, truncated)
         for i in self._dropped():
             reward[i], terminated[i], truncated[i], self.over[i] = 0.0, False, True, True
+            self.log.begin(i)
         self.sent = None
         episodes = None
         if ended:
@@ -246,12 +247,12 @@ class GymVec(VecEnv):
         self, c: Array, d: Array, out: dict[str, Array], reward: list[float], terminated: Array, truncated: Array
     ) -> tuple[int, list[tuple[int, float, int, float | None]]]:
         """Steps or resets every copy: the simulator steps, and (slot, return, length, success) of ended episodes."""
-        over = self.over
+        over, gone = self.over, self.gone
         actions = self.native.decode(c, d)
         ticks = 0
         ended = []
         for i, copy in enumerate(self.copies):
-            if self.gone[i]:
+            if gone[i]:
                 self._stand_in(i, out)
                 continue
             if over[i]:
@@ -320,7 +321,7 @@ class GymVec(VecEnv):
             v[i] = self.last[k][other] if self.last else k == "mask"
 
     def _dropped(self) -> list[int]:
-        return [i for i, gone in enumerate(self.gone) if gone]
+        return [i for i, gone in enumerate(self.gone) if gone] if True in self.gone else []
 
     def _drop(
         self, i: int, err: Broken, out: dict[str, Array], reward: list[float], terminated: Array, truncated: Array

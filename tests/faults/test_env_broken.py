@@ -17,7 +17,7 @@ from gymnasium import spaces
 import kumite
 from kumite.envs import make_env
 from kumite.envs.base import EnvConfig, VecEnv, derive
-from kumite.envs.gymnasium import DroppedWarning
+from kumite.envs.gymnasium import DroppedWarning, GymVec
 from kumite.errors import RunError, UserError
 from kumite.types import Step
 
@@ -198,6 +198,15 @@ def test_a_dropped_copy_is_void_and_the_others_go_on(at: int, harm: str) -> None
         assert torch.equal(steps[at].obs["obs"][1], steps[at - 1].obs["obs"][1]), "what the cut is bootstrapped from"
     for before, step in zip(steps[at:], steps[at + 1 :], strict=False):
         assert torch.equal(step.obs["obs"][1], before.obs["obs"][0]), "after it, nothing that could spoil a mean"
+
+
+def test_the_actions_of_a_dropped_copy_are_not_kept_for_ever() -> None:
+    env = losing(0)
+    assert isinstance(env, GymVec)
+    env.reset(4)
+    with pytest.warns(DroppedWarning):
+        longest = max(len(env.log.rows) for _ in range(2_100) if push(env))
+    assert longest <= 1_100
 
 
 def test_the_last_copy_cannot_be_dropped() -> None:
