@@ -21,7 +21,7 @@ from kumite.algos.base import Algorithm
 from kumite.checkpoint import CheckpointWarning, rescue
 from kumite.config import coerce, dump, fitted, intervals, load_yaml, parse_yaml, resolve, to_yaml
 from kumite.envs import make_env, name_of, source
-from kumite.envs.base import VecEnv, derive
+from kumite.envs.base import ASKED, MEASURED, VecEnv, derive
 from kumite.errors import RunError, UserError
 from kumite.evaluate import Evaluation, copies, evaluate
 from kumite.log import Logger
@@ -40,9 +40,10 @@ from kumite.machine import (
 from kumite.nn.cores import forget
 from kumite.profile import Profile
 from kumite.rng import Randomness
-from kumite.runs import Stop, find, is_run, open_folder, pick_checkpoint, rewrite
+from kumite.runs import Stop, alone, find, is_run, open_folder, pick_checkpoint
 from kumite.schedules import Every
 from kumite.sinks import ready
+from kumite.sinks.files import replace_file
 from kumite.sinks.tensorboard import EVENTS
 from kumite.train import Hook, Interrupted, RunState, log_metrics, online
 from kumite.types import ActionSpec, Spec
@@ -54,7 +55,6 @@ UNTRACED = {"seed", "steps", "device", "name", "dir", "track", "compile", "quiet
 UNTRACED |= {"env", "eval", "log", "save"}
 """What does not change the graphs of a run."""
 HOST = torch.device("cpu")
-EVALUATION = 1  # the path of evaluation seeds
 
 Callback = Callable[[RunState], Any]
 
@@ -124,12 +124,19 @@ class Agent:
         and `agent.profile` holds them.
         """
         until = self.config.steps if steps is None else self.env_step + coerce(steps, int, "steps")
+        if steps is not None and until < self.env_step:
+            raise UserError(f"steps: expected at least 0, got {steps}")
         self.config = replace(self.config, steps=until)
         self.stop = stop = Stop()
         with ExitStack() as stack:
             stack.enter_context(stop.listening())
             stack.enter_context(self.rng.active())
+            before = self.folder
+            stack.enter_context(alone(before))
+            self._settle()
             run = self.run or self._start()
+            if before is None:
+                stack.enter_context(alone(self.folder))
             self._plan(run, until)
             stack.enter_context(threads(run.threads))
             stack.enter_context(products(run.precision))
@@ -149,6 +156,14 @@ class Agent:
                 run.logger.close()
         return self
 
+    def _settle(self) -> None:
+        """The config.yaml of a run that goes on says how long it is now; a folder that takes nothing is refused."""
+        if self.folder is not None:
+            try:
+                replace_file(self.folder / "config.yaml", self._yaml().encode())
+            except OSError as error:
+                raise UserError(f"cannot write to {self.folder}: {error.strerror}") from None
+
     def _show_profile(self) -> None:
         if not self.config.quiet:
             print(self.profile)
@@ -162,7 +177,7 @@ class Agent:
         except _Enough:
             pass
         except Interrupted:
-            self._save_hook(run)
+            self._save_last(run)
             raise
         if self.algo.graph is not None and self.algo.graph.works:
             self._known(run).keep()
@@ -171,6 +186,12 @@ class Agent:
     def _start(self) -> RunState:
         """The first call: the folder, the storage, the first observations; or what a checkpoint says of them."""
         self.env = self.env or self._make_env()
+        self._check_fit(self.env)
+        if self.env.slots != self.config.num_envs:
+            raise UserError(
+                f"what was saved has {self.config.num_envs} copies of the environment, this one has {self.env.slots};"
+                " give as many, or train anew"
+            )
         storage = self._storage()
         if self.writes and self.config.eval.every >= 0:
             source(self.source)  # what cannot be made again for evaluation is refused before anything is written
@@ -191,6 +212,15 @@ class Agent:
             run.logger.say(f"rows of the past stay in the host's memory: they do not fit on {self.device}")
         self.run = run
         return run
+
+    def _check_fit(self, env: VecEnv) -> None:
+        """Another environment than the agent was made for, given to one that was loaded."""
+        for what, mine, theirs in (
+            ("observations", self.obs_space, env.obs_space),
+            ("actions", (self.action.continuous, self.action.branches), (env.action.continuous, env.action.branches)),
+        ):
+            if mine != theirs:
+                raise UserError(f"this environment has other {what} than {self.env_id}, for which the agent was made")
 
     def _storage(self) -> torch.device:
         """Where the stream lies: beside the nets if all that this run will write fits there, otherwise on the host.
@@ -245,7 +275,7 @@ class Agent:
             file = self.folder / "manifest.json"
             with suppress(OSError, ValueError):
                 facts = json.loads(file.read_text(encoding="utf-8"))
-                rewrite(file, json.dumps(facts | {"chosen": chosen}, indent=1))
+                replace_file(file, json.dumps(facts | {"chosen": chosen}, indent=1).encode())
 
     def _check(self, run: RunState, callback: Callback | None) -> None:
         self._interrupted()
@@ -258,42 +288,55 @@ class Agent:
         if run.meter.sums:
             log_metrics(run)
             self.last_save = -1
-        self.save_failed = False  # said again at the end, so that it is not overlooked
-        self._save_hook(run)
+        self._save_last(run)
         run.logger.finished(run.env_step)
 
     def _evaluate_hook(self, run: RunState) -> None:
         try:
-            result = self.evaluate(self.config.eval.episodes, deterministic=self.config.eval.deterministic)
+            seed = derive(self.config.seed, MEASURED)
+            result = self._play(self.config.eval.episodes, seed, self.config.eval.deterministic)
         except RunError as error:
             raise RunError(f"in the evaluation at step {run.env_step:,}: {error}") from error
         run.logger.evaluation(run.env_step, result.row())
         run.last_eval, run.eval_step = result.mean, run.env_step
         if result.mean > run.best:
-            run.best = result.mean
-            if self.folder is not None:
-                self._write(self.folder / "checkpoints" / "best", run, replay=False)
+            before, run.best = run.best, result.mean
+            if self.folder is not None and not self._tried(lambda: self._write("best", run, replay=False)):
+                run.best = before  # the best one is the best of those that were written
 
     # -- saving -------------------------------------------------------------------------------------------------------
 
     def _save_hook(self, run: RunState) -> None:
-        if self.folder is None or self.last_save == run.env_step:
-            return
-        folder = self.folder / "checkpoints"
-        if self._write(folder / str(run.env_step), run, self.config.save.replay):
-            self.last_save = run.env_step
-            checkpoint.prune(folder, self.config.save.keep)
+        self._tried(lambda: self._save(run))
 
-    def _write(self, folder: Path, run: RunState, replay: bool) -> bool:
-        """True if it was written; a full disk costs a warning, not the run, and the next save tries again."""
-        checkpoint.check_finite(run.algo)
+    def _save_last(self, run: RunState) -> None:
+        """What ends a run: nothing comes after it that could try again."""
         try:
-            checkpoint.write(folder, self._state(run), self._texts(), replay)
+            self._save(run)
+        except OSError as error:
+            what = f"the last checkpoint, of step {run.env_step:,}, could not be written ({error.strerror or error})"
+            raise RunError(f"{what}; mend that, then resume the run") from error
+
+    def _save(self, run: RunState) -> None:
+        if self.folder is not None and self.last_save != run.env_step:
+            self._write(str(run.env_step), run, self.config.save.replay)
+            self.last_save = run.env_step
+            checkpoint.prune(self.folder / "checkpoints", self.config.save.keep)
+
+    def _write(self, name: str, run: RunState, replay: bool) -> None:
+        assert self.folder is not None
+        checkpoint.check_finite(run.algo)
+        checkpoint.write(self.folder / "checkpoints" / name, self._state(run), self._texts(), replay)
+
+    def _tried(self, save: Callable[[], None]) -> bool:
+        """True if it was written; a full disk costs a warning, not the run, and the next save tries again."""
+        try:
+            save()
         except OSError as error:
             if not self.save_failed:
-                reason = error.strerror or error
                 warnings.warn(
-                    f"checkpoint {folder} could not be written ({reason}); training goes on with the older ones kept",
+                    f"a checkpoint could not be written in {self.folder} ({error.strerror or error});"
+                    " training goes on with the older ones kept",
                     CheckpointWarning,
                     stacklevel=2,
                 )
@@ -355,7 +398,7 @@ class Agent:
         name, env_id = str(settings.get("algo", "")), str(settings.get("env_id", ""))
         agent: Agent = object.__new__(agent_class(name))
         agent.name, agent.env_id, agent.source = name, env_id, env_id if env is None else env
-        agent.config = resolve(name, "", settings)
+        agent.config = _movable(folder, resolve(name, "", settings))
         _refuse_tools(folder, env_id, agent.config.actor.encoder, agent.config.critic.encoder)
         agent.writes, agent.path, agent.env = False, None, None
         spaces = json.loads(checkpoint.text(folder, "spaces.json"))
@@ -418,17 +461,26 @@ class Agent:
         deterministic: bool = True,
         video_path: str | Path | None = None,
     ) -> Evaluation:
-        """Play episodes in environments of their own, with seeds of their own; optionally into a video file."""
+        """Play episodes in environments of their own; optionally into a video file.
+
+        `seed` (None = the run's) decides the episodes. They are none of those that training evaluates on.
+        """
         if episodes < 1:
             raise UserError(f"episodes: expected at least 1, got {episodes}")
-        start = derive(self.config.seed if seed is None else seed, EVALUATION)
+        start = derive(self.config.seed if seed is None else seed, ASKED)
         with ExitStack() as stack:
             show = stack.enter_context(video(Path(video_path))) if video_path else None
-            return self._play(1 if show else copies(episodes), episodes, start, deterministic, show)
+            return self._play(episodes, start, deterministic, show)
 
-    def _play(self, slots: int, episodes: int, seed: int, deterministic: bool, show: Any) -> Evaluation:
-        made = make_env(source(self.source), slots, seed, self.config.env, render=show is not None)
+    def _play(self, episodes: int, seed: int, deterministic: bool = True, show: Any = None) -> Evaluation:
+        """`show` gets the pictures, for which one copy plays all episodes."""
+        slots = 1 if show else copies(episodes)
+        c = self.config.env
+        if c.on_error == "drop":  # every episode is played
+            c = replace(c, on_error="restart")
+        made = make_env(source(self.source), slots, seed, c, render=show is not None)
         try:
+            self._check_fit(made)
             with self.rng.apart(seed):
                 return evaluate(self.algo, made, episodes, seed, deterministic, self._interrupted, show)
         finally:
@@ -442,7 +494,7 @@ class Agent:
         """Show episodes in a window, or in a video file where there is no display; returns the file."""
         if has_display() and path is None:
             with window(f"{self.name} {self.env_id}") as show:
-                self._play(1, episodes, seed, True, show)
+                self._play(episodes, derive(seed, ASKED), show=show)
             return None
         path = Path(path or (self.path or Path()) / "videos" / f"{self.env_step}.mp4")
         self.evaluate(episodes, seed, video_path=path)
@@ -455,6 +507,17 @@ def _refuse_tools(folder: Path, *names: str) -> None:
         module, colon, _ = name.partition(":")
         if colon and module.partition(".")[0] in sys.stdlib_module_names:
             raise UserError(f"'{folder}' names '{name}', which is part of Python and no environment or net")
+
+
+def _movable(folder: Path, config: Any) -> Any:
+    """What was trained on a GPU acts, and goes on, where there is none."""
+    try:
+        pick_device(config.device)
+    except UserError:
+        said = f"{folder} was made on '{config.device}', which cannot be used here; it goes on with --device auto"
+        warnings.warn(said, CheckpointWarning, stacklevel=2)
+        return replace(config, device="auto")
+    return config
 
 
 def _is_one_copy(env: Any) -> bool:
@@ -500,7 +563,7 @@ def load(path: str | Path, checkpoint: str | int = "best", env: Any = None) -> A
     return agent
 
 
-def resume(path: str | Path, steps: int | None = None, quiet: bool | None = None, env: Any = None) -> Agent:
+def resume(path: str | Path, steps: int | str | None = None, quiet: bool | None = None, env: Any = None) -> Agent:
     """A run at its newest good checkpoint, ready for `learn()` to continue it in its own folder, bit for bit."""
     folder = find(path)
     checkpoint.rescue_all(folder / "checkpoints")
@@ -509,11 +572,23 @@ def resume(path: str | Path, steps: int | None = None, quiet: bool | None = None
     else:
         agent = Agent.from_checkpoint(pick_checkpoint(folder), env)
     agent.path, agent.writes = folder, True
-    if steps is not None:
-        agent.config = replace(agent.config, steps=int(steps))
+    until = _length(folder, agent.config.steps) if steps is None else coerce(steps, int, "steps")
+    if steps is not None and until < agent.env_step:
+        raise UserError(
+            f"{folder} has reached step {agent.env_step:,}; steps is the length of the whole run, not {until:,}"
+        )
+    agent.config = replace(agent.config, steps=until)
     if quiet is not None:
         agent.config = replace(agent.config, quiet=quiet)
     return agent
+
+
+def _length(folder: Path, saved: int) -> int:
+    """The steps of the folder's config.yaml, which an earlier resume may have changed after the newest checkpoint."""
+    try:
+        return coerce(load_yaml(folder / "config.yaml").get("steps", saved), int, "steps")
+    except UserError:  # lost or damaged, and written anew from the checkpoint's
+        return saved
 
 
 def _again(folder: Path, env: Any) -> Agent:
@@ -521,8 +596,9 @@ def _again(folder: Path, env: Any) -> Agent:
     settings = load_yaml(folder / "config.yaml")
     name, env_id = str(settings.get("algo", "")), str(settings.get("env_id", ""))
     agent = Agent(env_id if env is None else env, algo=name, config=resolve(name, "", settings))
-    for file in (*folder.glob("*.csv"), *folder.glob(f"{EVENTS}*")):
-        file.unlink()
+    with alone(folder):
+        for file in (*folder.glob("*.csv"), *folder.glob(f"{EVENTS}*")):
+            file.unlink()
     return agent
 
 

@@ -90,7 +90,7 @@ class Eval:
     checkpoint: str = "best"
     """best | last | the step of a checkpoint."""
     seed: int = 0
-    """Decides the episodes."""
+    """Decides the episodes, which are none of those that chose the best checkpoint."""
     video: bool = False
     """Save a video in the run's folder."""
     dir: str = "runs"
@@ -450,6 +450,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output left: kumite algos | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as e:  # nowhere to write to: a log on a full disk
+        return complain(str(e), 1)
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else 0 if e.code is None else complain(str(e.code), 2)
 

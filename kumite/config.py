@@ -488,7 +488,7 @@ def describe(kind: Any) -> str:
 LIMITS: dict[str, tuple[float, float]] = {
     "steps": (0, math.inf),
     "seed": (0, 2**63 - 1),
-    "num_envs": (1, math.inf),
+    "num_envs": (1, 100_000),
     "threads": (0, 4096),
     "every": (-1, math.inf),
     "patience": (1, math.inf),
@@ -553,6 +553,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "chunk": (1, math.inf),
     "burn_in": (0, math.inf),
     "width": (1, math.inf),
+    "layers": (1, math.inf),
     "depth": (0, math.inf),
     "memory_width": (1, math.inf),
     "memory_layers": (1, math.inf),
@@ -567,9 +568,10 @@ def check(config: Any) -> None:
     for key, value in flat(config).items():
         last = key.rpartition(".")[2]
         low, high = LIMITS.get(last, (-math.inf, math.inf))
-        if isinstance(value, (int, float)) and not low <= value <= high and value != AUTOMATIC.get(last):
-            wanted = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-            raise UserError(f"{key}: expected {wanted}, got {value}")
+        for x in value if isinstance(value, tuple) else (value,):
+            if isinstance(x, (int, float)) and not low <= x <= high and x != AUTOMATIC.get(last):
+                wanted = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+                raise UserError(f"{key}: expected {wanted}, got {x}")
     if config.name in (".", "..") or any(mark in config.name for mark in "/\\\0"):
         raise UserError(f"name: expected the plain name of a folder, got {config.name!r}")
     from kumite.sinks import check_sinks

@@ -12,6 +12,10 @@ class RunError(Exception):
     """A failure while running: the command exits with 1 and names the last good checkpoint."""
 
 
+FOREIGN = (Exception, SystemExit)
+"""What somebody else's code may raise. Scripts call sys.exit where they should raise; a run does not end in silence."""
+
+
 def origin(error: BaseException) -> str:
     """' at file.py:12', the innermost line that raised; nothing where the message itself says so (a SyntaxError)."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
@@ -19,7 +23,7 @@ def origin(error: BaseException) -> str:
     return f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if known else ""
 
 
-def failed_import(module: str, error: Exception) -> UserError:
+def failed_import(module: str, error: BaseException) -> UserError:
     """The sentence for a user's own module that fails while it is imported."""
     return UserError(f"importing '{module}' failed: {type(error).__name__}: {error}{origin(error)}")
 

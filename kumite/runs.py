@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,22 @@ def open_folder(parent: Path, name: str, seed: int, texts: dict[str, str]) -> Pa
     raise UserError(f"there are too many runs named {stem} in {parent}; choose another --name")
 
 
-def rewrite(file: Path, text: str) -> None:
-    """The file with another text, whole at any moment."""
-    fresh = file.with_name(f".{file.name}.new")
-    fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, file)
+@contextmanager
+def alone(folder: Path | None) -> Iterator[None]:
+    """Nobody else writes to this run meanwhile. The lock leaves no file, and goes with the process however it ends."""
+    with ExitStack() as stack:
+        if folder is not None and os.name == "posix":
+            import fcntl
+
+            place = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, place)
+            try:
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{folder} is being written by another process; end that one first") from None
+            except OSError:  # a file system without locks
+                pass
+        yield
 
 
 def find(name: str | Path, root: str | Path = "runs") -> Path:
@@ -87,8 +98,14 @@ def pick_checkpoint(run: Path, which: str = "last") -> Path:
     return folder / which
 
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-"""What ends a run once it has saved. SIGUSR1 is how batch systems say that the time is nearly up."""
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP") if hasattr(signal, name))
+"""What ends a run once it has saved. SIGUSR1 is how batch systems say that the time is nearly up, SIGHUP comes when the
+terminal or the connection is gone."""
+
+
+def ignored(number: int) -> bool:
+    """nohup asks for that, and gets it."""
+    return number == getattr(signal, "SIGHUP", None) and signal.getsignal(number) is signal.SIG_IGN
 
 
 class Stop:
@@ -102,7 +119,7 @@ class Stop:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        before = {number: signal.signal(number, self._heard) for number in SIGNALS}
+        before = {number: signal.signal(number, self._heard) for number in SIGNALS if not ignored(number)}
         try:
             yield self
         finally:

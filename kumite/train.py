@@ -17,7 +17,7 @@ import torch
 
 from kumite import tree
 from kumite.algos.base import Algorithm
-from kumite.envs.base import VecEnv
+from kumite.envs.base import RESTARTED, VecEnv, derive
 from kumite.errors import RunError
 from kumite.log import Logger, Meter
 from kumite.machine import products
@@ -102,7 +102,7 @@ class RunState:
             stacklevel=2,
         )
         self.stream.cut()
-        fresh = self.env.reset(self.seed + self.env_step)
+        fresh = self.env.reset(derive(self.seed, RESTARTED, self.env_step))
         self.core = self.algo.initial(self.env.slots)
         self.first = torch.ones(self.env.slots, dtype=torch.bool, device=self.device)
         self.take(fresh)
@@ -172,4 +172,5 @@ def log_metrics(run: RunState) -> None:
             f"'{bad[0]}' is not a finite number at step {run.env_step:,} (seed {run.seed});"
             " a smaller --lr or --grad-clip often helps"
         )
-    run.logger.metrics(run.env_step, values | {"train/n_updates": run.algo.updates})
+    restarts = {"rollout/restarts": run.env.restarts} if run.env.restarts else {}
+    run.logger.metrics(run.env_step, values | restarts | {"train/n_updates": run.algo.updates})

@@ -97,7 +97,7 @@ def _make_object(env: Any, num_envs: int, seed: int, config: EnvConfig) -> VecEn
         )
     if num_envs != 1:
         raise UserError(f"one Env object is one copy; give a callable that makes copies to have {num_envs} of them")
-    if config.mode == "workers" or config.on_error == "restart":
+    if config.mode == "workers" or config.on_error != "raise":
         raise UserError("an Env object cannot be made anew in a worker or after a crash; give a callable that makes it")
     from kumite.envs.gymnasium import GymVec
 

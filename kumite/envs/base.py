@@ -49,7 +49,7 @@ class EnvConfig:
     timeout: float = 60.0
     """Seconds a worker may take for one step before it counts as hanging."""
     on_error: str = "raise"
-    """A broken copy: raise, or restart it (its partial episode is dropped)."""
+    """A broken copy: raise, restart it (its partial episode is dropped), or drop it and go on with the others."""
     kwargs: str = ""
     """Keyword arguments of the environment itself, as YAML: '{continuous: true}'."""
 
@@ -96,6 +96,11 @@ class VecEnv(ABC):
     def render(self) -> Any:
         """The picture of slot 0 as a uint8 array [height, width, 3]."""
         raise RuntimeError("this environment cannot be rendered")
+
+
+MEASURED, ASKED, RESTARTED = 1, 2, 3
+"""derive(seed, path): evaluations while training, which choose the best checkpoint; evaluations that somebody asks for,
+on episodes that chose nothing; fresh episodes of a resumed run, derive(seed, RESTARTED, env_step)."""
 
 
 def derive(seed: int, *keys: int) -> int:

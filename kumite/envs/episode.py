@@ -17,7 +17,7 @@ import numpy as np
 
 from kumite.envs.base import EnvConfig
 from kumite.envs.spaces import Array, BadObservation, Native
-from kumite.errors import RunError, UserError, missing_extra, origin
+from kumite.errors import FOREIGN, RunError, UserError, missing_extra, origin
 
 NEVER = 1 << 62
 REMEDY = "mend the environment, or let --env.on-error restart replace broken copies"
@@ -88,7 +88,7 @@ class Copy:
                 self._write_legal(info, out, row, False)
         except RunError:
             raise
-        except Exception as err:
+        except FOREIGN as err:
             raise self.broken(err) from err
 
     def step(self, action: Any, out: dict[str, Array], row: int) -> tuple[float, bool, bool]:
@@ -120,7 +120,7 @@ class Copy:
                 self.success = success(info)
                 return reward, bool(terminated), bool(truncated)
             return reward, False, False
-        except Exception as err:
+        except FOREIGN as err:
             raise self.broken(err, action) from err
 
     def replay(self, seed: int, actions: list[Any], out: dict[str, Array], row: int) -> bool:
@@ -132,7 +132,7 @@ class Copy:
                 return False
         return self.native.check({k: v[row : row + 1] for k, v in out.items()}) < 0
 
-    def broken(self, what: Exception | str, action: Any = None) -> Broken:
+    def broken(self, what: BaseException | str, action: Any = None) -> Broken:
         if isinstance(what, ValueError) and "to unpack" in str(what) and __file__.endswith(_file(what)):
             what = BadObservation("step() must return (observation, reward, terminated, truncated, info)")
         if isinstance(what, BadObservation | str):
@@ -190,7 +190,7 @@ def open_copy(maker: Callable[[], Any], index: int, config: EnvConfig, seed: int
             env = maker()
     except (UserError, RunError):
         raise
-    except Exception as err:
+    except FOREIGN as err:
         raise UserError(f"making the environment failed: {type(err).__name__}: {err}{origin(err)}") from err
     for name in ("reset", "step", "observation_space", "action_space"):
         if not hasattr(env, name):
@@ -199,7 +199,7 @@ def open_copy(maker: Callable[[], Any], index: int, config: EnvConfig, seed: int
         return Copy(env, index, config, seed)
     except UserError:
         raise
-    except Exception as err:
+    except FOREIGN as err:
         raise RunError(
             f"environment {index} failed at its first reset: {type(err).__name__}: {err}{origin(err)}"
         ) from err

@@ -6,6 +6,7 @@ running episode are kept: a copy is put back where it was by resetting it with t
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,10 @@ from kumite.types import Episodes, Spec, Step
 CRASHES = 5  # broken copies of one slot in a row before the run stops
 SOUND = 1000  # steps after which a copy no longer counts as crashing in a row
 Maker = Callable[[], Any]
+
+
+class DroppedWarning(RuntimeWarning):
+    """A broken copy is left out from now on."""
 
 
 class Log:
@@ -82,8 +87,8 @@ class GymVec(VecEnv):
         self.config = config or EnvConfig()
         if self.config.action_repeat < 1:
             raise UserError("--env.action-repeat must be at least 1")
-        if self.config.on_error not in ("raise", "restart"):
-            raise UserError(f"--env.on-error is raise or restart, not '{self.config.on_error}'")
+        if self.config.on_error not in ("raise", "restart", "drop"):
+            raise UserError(f"--env.on-error is raise, restart or drop, not '{self.config.on_error}'")
         refuse_foreign(self.config, "batch", "episodic_life")
         self.makers = list(makers)
         self.slots = len(self.makers)
@@ -93,6 +98,7 @@ class GymVec(VecEnv):
         self.episode = [0] * self.slots
         self.over = [False] * self.slots
         self.crashes = [0] * self.slots
+        self.gone = [False] * self.slots  # dropped: their rows are void from then on
         self.log = Log(self.slots)
         self.last: dict[str, Array] = {}
         self.sent: tuple[Array, Array] | None = None
@@ -108,13 +114,15 @@ class GymVec(VecEnv):
     def reset(self, seed: int = 0) -> Step:
         self.seed = seed
         self.episode = [0] * self.slots
-        self.over = [False] * self.slots
         self.crashes = [0] * self.slots
+        self.gone = [False] * self.slots
+        self.over = [False] * self.slots
         self.log = Log(self.slots)
         self.sent = None
         out = self._blank()
         self._begin_all(out)
-        return self._step(out, np.zeros(self.slots, np.float32), self._flags(), self._flags(), 0, None)
+        self.over = list(self.gone)
+        return self._step(out, np.zeros(self.slots, np.float32), self._flags(), np.array(self.gone), 0, None)
 
     def send(self, action: dict[str, Tensor], slot: Tensor | None = None) -> None:
         if not self.last:
@@ -137,6 +145,9 @@ class GymVec(VecEnv):
         out = self._blank()
         reward, terminated, truncated = [0.0] * n, self._flags(), self._flags()
         ticks, ended = self._advance(*self.sent, out, reward, terminated, truncated)
+        for i in self._dropped():
+            reward[i], terminated[i], truncated[i], self.over[i] = 0.0, False, True, True
+            self.log.begin(i)
         self.sent = None
         episodes = None
         if ended:
@@ -168,6 +179,7 @@ class GymVec(VecEnv):
             "return": totals,
             "length": lengths,
             "restarts": self.restarts,
+            "gone": list(self.gone),
             "c": c,
             "d": d,
             "obs": {k: torch.from_numpy(v.copy()) for k, v in self.last.items()},
@@ -180,6 +192,7 @@ class GymVec(VecEnv):
         self.episode = [int(k) for k in state["episode"]]
         self.over = [bool(x) for x in state["over"]]
         self.restarts = int(state["restarts"])
+        self.gone = [bool(x) for x in state.get("gone", self._flags())]
         self.crashes = [0] * self.slots
         self.sent = None
         want = {k: v.cpu().numpy() for k, v in state["obs"].items()}
@@ -234,11 +247,14 @@ class GymVec(VecEnv):
         self, c: Array, d: Array, out: dict[str, Array], reward: list[float], terminated: Array, truncated: Array
     ) -> tuple[int, list[tuple[int, float, int, float | None]]]:
         """Steps or resets every copy: the simulator steps, and (slot, return, length, success) of ended episodes."""
-        over = self.over
+        over, gone = self.over, self.gone
         actions = self.native.decode(c, d)
         ticks = 0
         ended = []
         for i, copy in enumerate(self.copies):
+            if gone[i]:
+                self._stand_in(i, out)
+                continue
             if over[i]:
                 over[i] = False
                 self.episode[i] += 1
@@ -291,11 +307,21 @@ class GymVec(VecEnv):
     def _begin(self, i: int, out: dict[str, Array]) -> None:
         """The first observation of the slot's episode, from a fresh copy if need be."""
         self.log.begin(i)
-        while True:
+        while not self.gone[i]:
             try:
                 return self.copies[i].begin(derive(self.seed, i, self.episode[i]), out, i)
             except Broken as err:
                 self._replace(i, err)
+        self._stand_in(i, out)
+
+    def _stand_in(self, i: int, out: dict[str, Array]) -> None:
+        """What a dropped slot shows: a living one's last observation, so that the means of observations stay theirs."""
+        other = self.gone.index(False)
+        for k, v in out.items():
+            v[i] = self.last[k][other] if self.last else k == "mask"
+
+    def _dropped(self) -> list[int]:
+        return [i for i, gone in enumerate(self.gone) if gone] if True in self.gone else []
 
     def _drop(
         self, i: int, err: Broken, out: dict[str, Array], reward: list[float], terminated: Array, truncated: Array
@@ -308,7 +334,13 @@ class GymVec(VecEnv):
         reward[i], terminated[i], truncated[i], self.over[i] = 0.0, False, True, True
 
     def _replace(self, i: int, err: RunError) -> None:
-        """A fresh copy and a fresh episode number, or the error."""
+        """A fresh copy and a fresh episode number, or no copy any more, or the error."""
+        if self.config.on_error == "drop":
+            what = str(err).removesuffix(f"; {REMEDY}")
+            self.gone[i] = True
+            if all(self.gone):
+                raise RunError(f"{what}; it was the last copy") from err
+            return warnings.warn(f"{what}; it is dropped, the other copies go on", DroppedWarning, stacklevel=2)
         while True:
             if self.config.on_error != "restart":
                 raise err

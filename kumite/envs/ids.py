@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from kumite.envs.episode import accepts
-from kumite.errors import UserError, failed_import, missing_extra, nearest
+from kumite.errors import FOREIGN, UserError, failed_import, missing_extra, nearest
 
 # Packages that register gymnasium ids when imported: (start of the id, module, extra).
 PLUGINS = (
@@ -57,7 +57,7 @@ def load(name: str) -> Any | None:
         raise UserError(f"'{module}' cannot be imported: {err}") from err
     except UserError:
         raise
-    except Exception as err:
+    except FOREIGN as err:
         raise failed_import(module, err) from err
     for part in attribute.split("."):
         if not hasattr(found, part):

@@ -21,7 +21,7 @@ from torch import Tensor
 from kumite.envs.base import EnvConfig, VecEnv, derive
 from kumite.envs.episode import refuse_foreign, short, velocities
 from kumite.envs.spaces import Array, BadObservation, Native
-from kumite.errors import RunError, UserError, origin
+from kumite.errors import FOREIGN, RunError, UserError, origin
 from kumite.types import Episodes, Step
 
 
@@ -173,7 +173,7 @@ def simulating(name: str, advice: str = "") -> Iterator[None]:
         yield
     except (RunError, UserError):
         raise
-    except Exception as err:
+    except FOREIGN as err:
         raise RunError(f"{name} failed: {type(err).__name__}: {err}{origin(err)}{advice}") from err
 
 
@@ -317,7 +317,7 @@ def refuse_inner(config: EnvConfig, what: str) -> None:
     if config.action_repeat != 1:
         raise UserError(f"--env.action-repeat works with --env.mode sync and workers, not with {what}")
     if config.on_error != "raise":
-        raise UserError(f"--env.on-error restart works with --env.mode sync and workers, not with {what}")
+        raise UserError(f"--env.on-error {config.on_error} works with --env.mode sync and workers, not with {what}")
 
 
 def make_native(name: str, num_envs: int, seed: int, config: EnvConfig, kwargs: dict[str, Any]) -> VecEnv:

@@ -171,13 +171,13 @@ class WorkerVec(GymVec):
 
     def _post(self, c: Array, d: Array) -> None:
         self.deadline = time.monotonic() + self.config.timeout
-        self.fresh = {i for i in range(self.slots) if self.over[i]}
+        self.fresh = {i for i in range(self.slots) if self.over[i] and not self.gone[i]}
         for i in self.fresh:
             self.over[i] = False
             self.episode[i] += 1
         self._post_resets()
         for i in range(self.slots):
-            if i not in self.fresh:
+            if i not in self.fresh and not self.gone[i]:
                 self._order(i, b"S", c[i].tobytes() + d[i].tobytes())
 
     def _advance(
@@ -187,6 +187,8 @@ class WorkerVec(GymVec):
         ended: list[tuple[int, float, int, float | None]] = []
         lost: list[tuple[int, Broken]] = []
         for i in range(self.slots):
+            if self.gone[i]:
+                continue
             if i in self.fresh:
                 self._await_reset(i)
                 continue
@@ -258,7 +260,7 @@ class WorkerVec(GymVec):
 
     def _await_reset(self, i: int) -> None:
         deadline = self.deadline
-        while True:
+        while not self.gone[i]:
             try:
                 self.workers[i].get(deadline)
                 return
@@ -280,6 +282,8 @@ class WorkerVec(GymVec):
     def _read(self, out: dict[str, Array]) -> None:
         for k, v in out.items():
             v[...] = self.shared[k]
+        for i in self._dropped():
+            self._stand_in(i, out)
 
     def _located(self, i: int, err: Broken, c: Array | None = None, d: Array | None = None) -> Broken:
         """What the environment said itself is complete; of a dead one the parent knows the rest."""

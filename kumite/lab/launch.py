@@ -29,7 +29,7 @@ from kumite.lab.table import View, view
 from kumite.runs import Stop
 
 POLL = 0.1  # seconds between two looks at the processes
-SAVED = (0, 130, 138, 143)  # exit codes of a run that was told to end
+SAVED = (0, 129, 130, 138, 143)  # exit codes of a run that was told to end
 LOOK = 1.0  # seconds between two looks at the runs' files
 
 

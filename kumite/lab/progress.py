@@ -90,20 +90,11 @@ def check(job: Job) -> None:
     for key, (old, new) in c.diff(job.config, then).items():
         if key not in FREE:
             raise UserError(f"{place} was begun with {key} = {old}, the study now says {new}; {advice}")
-    steps = max(then.steps, _steps(checkpoint(place)))
-    if job.config.steps < steps:
+    if job.config.steps < then.steps:
         raise UserError(
-            f"{place} was begun for {steps:,} steps, the study now says {job.config.steps:,};"
+            f"{place} was begun for {then.steps:,} steps, the study now says {job.config.steps:,};"
             f" a run may become longer, not shorter: {advice}"
         )
-
-
-def _steps(newest: Path | None) -> int:
-    """How long the run was to be when it was last saved."""
-    try:
-        return int(c.load_yaml(newest / "config.yaml").get("steps", 0)) if newest else 0
-    except (UserError, TypeError, ValueError):
-        return 0
 
 
 # --- how fast, how far, how well -----------------------------------------------------------------------------------

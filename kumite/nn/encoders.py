@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kumite.errors import UserError, failed_import, nearest, origin
+from kumite.errors import FOREIGN, UserError, failed_import, nearest, origin
 from kumite.nn.config import Net
 from kumite.nn.layers import BatchRenorm, Spread, activation, linear, norm, orthogonal_
 from kumite.nn.simba import Simba, SimbaV2, UnitHead
@@ -238,7 +238,7 @@ def load_class(name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise UserError(f"cannot load '{name}': {error}; write it as module:Class of an importable module") from error
-    except Exception as error:
+    except FOREIGN as error:
         raise failed_import(module, error) from error
 
 

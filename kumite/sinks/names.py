@@ -57,6 +57,7 @@ TABLE = (
         "their mean length",
     ),
     _row("rollout/success_rate", "rollout/success_rate", "", "", "share of them that succeeded, where that is known"),
+    _row("rollout/restarts", "", "", "", "broken copies of the environment replaced so far, if any"),
     _row("rollout/exploration_rate", "rollout/exploration_rate", "", "", "DQN: share of random choices"),
     _row(
         "time/fps", "time/fps", "charts/SPS", "performance/step_inference_rl_update_fps", "environment steps a second"

@@ -21,7 +21,7 @@ class Terminal(Sink):
     def __init__(self, total_steps: int) -> None:
         self.total = total_steps
         self.live: Any = None
-        self.tty = sys.stdout.isatty()
+        self.tty = sys.stdout is not None and sys.stdout.isatty()  # None: a service whose output is closed
         self.shown = 0.0
         self.marks: deque[tuple[float, int]] = deque(maxlen=64)
         self.step = 0

@@ -196,7 +196,7 @@ class Relay:
 
     def _work(self, about: Message) -> None:
         try:
-            if any(self._begin(mode, about) for mode in self.modes):
+            if any(self._begin(mode, about) for mode in self.modes if not self.over):
                 return self._deliver()
         except Exception as error:  # no process can be made, or nothing that can be sent
             self._trouble(str(error) or type(error).__name__, "start")
@@ -204,12 +204,13 @@ class Relay:
 
     def _begin(self, mode: str, about: Message) -> bool:
         """A process whose tracker has started: in `patience` seconds, and early enough to try what comes next."""
+        self.state, self.mode = "new", mode
+        self.answered.clear()
+        process = self._spawn()  # which takes long on a machine that swaps: `close` shall not wait for it
         with self.lock:
+            self.process = process
             if self.over:
-                return False
-            self.state, self.mode = "new", mode
-            self.answered.clear()
-            self.process = process = self._spawn()
+                process.kill()
         threading.Thread(target=self._listen, args=(process,), daemon=True, name=f"{self.kind}-replies").start()
         self._write({"do": "start", "mode": mode, **about})
         began = time.monotonic()
@@ -355,4 +356,5 @@ def end(process: subprocess.Popen[bytes]) -> None:
     for child in family:
         with contextlib.suppress(psutil.Error):
             child.kill()
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # one that waits for a disk cannot be killed either
+        process.wait(5)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 import subprocess
@@ -20,7 +21,7 @@ import torch
 import kumite
 from kumite import checkpoint
 from kumite.checkpoint import CheckpointWarning
-from kumite.errors import UserError
+from kumite.errors import RunError, UserError
 
 FILES = ("state.json", "state.safetensors", "replay.safetensors", "config.yaml", "spaces.json", "manifest.json")
 OBS = [0.0, 0.1, 0.0, -0.1]
@@ -134,6 +135,19 @@ def test_nothing_good_is_left(run: Path) -> None:
         kumite.load(run)
 
 
+def test_what_was_trained_on_a_gpu_acts_and_goes_on_without_one(run: Path) -> None:
+    last = newest(run)[0]
+    settings = (last / "config.yaml").read_text()
+    assert "device: auto" in settings
+    (last / "config.yaml").write_text(settings.replace("device: auto", "device: cuda:77"))
+    sign(last)
+    with pytest.warns(CheckpointWarning, match="was made on 'cuda:77', which cannot be used here; .* --device auto"):
+        agent = kumite.resume(run, steps=400, quiet=True)
+    assert agent.predict(OBS)[0] in (0, 1)
+    agent.learn()
+    assert kumite.load(run, checkpoint="last").env_step >= 400
+
+
 # --- no room -------------------------------------------------------------------------------------------------------
 
 LIMITED = """
@@ -151,11 +165,19 @@ def test_a_full_disk_costs_the_new_checkpoints_and_nothing_else(tmp_path: Path) 
     words = "train ppo CartPole-v1 --steps 300 --num-envs 2 --horizon 16 --batch-size 16 --save.every 100 --name it"
     command = [sys.executable, "-c", LIMITED, "4000", *words.split(), "--dir", str(tmp_path), "--eval.every", "-1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, "what was learned is lost"
     run = tmp_path / "CartPole-v1" / "ppo" / "it-s0"
-    assert done.stderr.count("could not be written (File too large)") == 2, "once, and once more at the end"
+    said = done.stderr.splitlines()
+    assert len(said) == 2, "once on the way, and once more at the end"
+    assert "a checkpoint could not be written" in said[0]
+    assert said[0].endswith("(File too large); training goes on with the older ones kept")
+    assert re.fullmatch(
+        r"kumite: the last checkpoint, of step 30\d, could not be written \(File too large\); mend that, then resume"
+        r" the run; no checkpoint was written yet in \S+/it-s0",
+        said[1],
+    )
     assert list((run / "checkpoints").iterdir()) == [], "nothing half-written stays"
-    assert (run / "metrics.csv").read_text().count("\n") > 1
+    assert (run / "metrics.csv").read_text().splitlines()[-1].startswith("30"), "every row was flushed"
 
 
 def test_older_checkpoints_stay_when_a_save_fails(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +188,11 @@ def test_older_checkpoints_stay_when_a_save_fails(run: Path, monkeypatch: pytest
 
     agent = kumite.resume(run, steps=500, quiet=True)
     monkeypatch.setattr(checkpoint, "_save", full)
-    with pytest.warns(CheckpointWarning, match=r"could not be written \(No space left on device\); training goes on"):
+    lost = rf"last checkpoint, of step 50\d, could not be written .*; the last good checkpoint is {newest(run)[0]}$"
+    with (
+        pytest.warns(CheckpointWarning, match=r"could not be written .* \(No space left on device\); training goes on"),
+        pytest.raises(RunError, match=lost),
+    ):
         agent.learn()
     assert agent.env_step >= 500
     assert {p.name: checkpoint.problem(p) for p in (run / "checkpoints").iterdir()} == before

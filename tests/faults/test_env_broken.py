@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -11,12 +14,14 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import kumite
 from kumite.envs import make_env
 from kumite.envs.base import EnvConfig, VecEnv, derive
+from kumite.envs.gymnasium import DroppedWarning, GymVec
 from kumite.errors import RunError, UserError
 from kumite.types import Step
 
-RESTART = EnvConfig(on_error="restart")
+RESTART, DROP = EnvConfig(on_error="restart"), EnvConfig(on_error="drop")
 
 
 class Frail(gymnasium.Env[Any, Any]):
@@ -46,6 +51,10 @@ def explode(result: Any) -> Any:
     raise RuntimeError("the gripper is stuck")
 
 
+def leave(result: Any) -> Any:
+    sys.exit(3)
+
+
 HARMS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "shape": (put(0, np.zeros(3)), r"shape \(3,\) where the space says \(2,\)"),
     "scalar": (put(0, 1.0), r"shape \(\)"),
@@ -59,6 +68,7 @@ HARMS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "reward-none": (put(1, None), "the reward is None"),
     "reward-vector": (put(1, np.ones(2)), "not a number"),
     "four-values": (lambda result: result[:4], "observation, reward, terminated, truncated, info"),
+    "leaves": (leave, r"SystemExit: 3 at test_env_broken\.py:\d+"),
     "raises": (explode, r"RuntimeError: the gripper is stuck at test_env_broken\.py:\d+"),
 }
 
@@ -87,7 +97,7 @@ def test_the_sentence_names_copy_seed_step_and_action(harm: str) -> None:
     assert "\n" not in text
 
 
-@pytest.mark.parametrize("harm", ["shape", "nan", "raises"])
+@pytest.mark.parametrize("harm", ["shape", "nan", "leaves", "raises"])
 def test_a_broken_reset_too(harm: str) -> None:
     env = make_env(lambda: Frail(HARMS[harm][0], at=0), 2)
     with pytest.raises(RunError, match=r"environment 0 .*step 0 of the episode"):
@@ -159,6 +169,90 @@ def test_crashes_with_whole_episodes_between_go_on() -> None:
     assert env.restarts > 5
 
 
+def test_restarts_are_counted_in_the_metrics(tmp_path: Path) -> None:
+    make = lambda: Frail(explode, when=lambda seed: seed % 3 == 0)
+    net = {"actor": {"width": 8}, "critic": {"width": 8}, "env": {"on_error": "restart"}, "log": {"every": 40}}
+    agent = kumite.PPO(make, num_envs=2, horizon=8, batch_size=8, quiet=True, dir=str(tmp_path), **net).learn(120)
+    with (agent.path / "metrics.csv").open(newline="") as file:
+        last = list(csv.DictReader(file))[-1]
+    assert float(last["rollout/restarts"]) == agent.run.env.restarts > 0
+
+
+def losing(victim: int, at: int = 3, harm: str = "nan", copies: int = 3) -> VecEnv:
+    seed = derive(4, victim, 0)
+    return make_env(lambda: Frail(HARMS[harm][0], at=at, when=lambda s: s == seed), copies, config=DROP)
+
+
+@pytest.mark.parametrize("harm", ["shape", "nan", "raises"])
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_dropped_copy_is_void_and_the_others_go_on(at: int, harm: str) -> None:
+    env = losing(1, at, harm)
+    with pytest.warns(DroppedWarning, match=r"environment 1 .*step \d of the episode.*; it is dropped") as said:
+        steps = [env.reset(4), *(push(env) for _ in range(14))]
+    assert len(said) == 1
+    assert [step.over[1].item() for step in steps] == [i >= at for i in range(15)]
+    assert not any(step.terminated[1] or step.reward[1] for step in steps[at:])
+    assert [step.ticks for step in steps[1:]] == [2 + (i < at) for i in range(1, 7)] + [0] + [2] * 6 + [0]
+    assert [(e.slot, e.lengths) for step in steps if (e := step.episodes)] == [([0, 2], [6, 6])] * 2
+    if at:
+        assert torch.equal(steps[at].obs["obs"][1], steps[at - 1].obs["obs"][1]), "what the cut is bootstrapped from"
+    for before, step in zip(steps[at:], steps[at + 1 :], strict=False):
+        assert torch.equal(step.obs["obs"][1], before.obs["obs"][0]), "after it, nothing that could spoil a mean"
+
+
+def test_the_actions_of_a_dropped_copy_are_not_kept_for_ever() -> None:
+    env = losing(0)
+    assert isinstance(env, GymVec)
+    env.reset(4)
+    with pytest.warns(DroppedWarning):
+        longest = max(len(env.log.rows) for _ in range(2_100) if push(env))
+    assert longest <= 1_100
+
+
+def test_the_last_copy_cannot_be_dropped() -> None:
+    env = make_env(lambda: Frail(explode), 2, config=DROP)
+    env.reset(4)
+    push(env)
+    push(env)
+    with pytest.warns(DroppedWarning), pytest.raises(RunError, match=r"environment 1 failed.*; it was the last copy$"):
+        push(env)
+
+
+def test_a_dropped_copy_stays_dropped_after_a_restore() -> None:
+    env, other = losing(0), losing(0)
+    with pytest.warns(DroppedWarning):
+        steps = [env.reset(4), *(push(env) for _ in range(4))]
+    assert other.restore(env.state())
+    for _ in range(12):
+        a, b = push(env), push(other)
+        assert torch.equal(a.obs["obs"], b.obs["obs"])
+        assert torch.equal(a.over, b.over)
+        assert a.over[0]
+    assert len(steps) == 5
+
+
+@pytest.mark.parametrize(
+    ("algo", "more"),
+    [
+        ("ppo", {"horizon": 8, "batch_size": 8, "memory": "gru", "chunk": 4, "normalize_obs": True}),
+        ("sac", {"warmup": 10, "batch_size": 8, "n_step": 3, "priority": 0.6, "buffer_size": 60}),
+        ("sac", {"warmup": 10, "batch_size": 8, "memory": "gru", "chunk": 4, "buffer_size": 60}),
+    ],
+)
+def test_learning_goes_on_without_a_dropped_copy(algo: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """To the end, through a checkpoint, with evaluations that play all their episodes."""
+    net = {"actor": {"width": 8, "memory_width": 4}, "critic": {"width": 8, "memory_width": 4}}
+    plain = {"num_envs": 3, "env": {"on_error": "drop"}, "steps": 120, "quiet": True, "dir": str(tmp_path)}
+    victim = derive(0, 1, 0)
+    make = lambda: Frail(explode, when=lambda seed: seed == victim)
+    agent = getattr(kumite, algo.upper())(make, eval={"every": 50, "episodes": 2}, **plain, **net, **more)
+    with pytest.warns(DroppedWarning):
+        agent.learn()
+    again = kumite.resume(agent.path, steps=200, env=make).learn()
+    assert again.env_step >= 200
+    assert {row.split(",")[2] for row in (agent.path / "episodes.csv").read_text().splitlines()[1:]} == {"0", "2"}
+
+
 def test_a_new_copy_that_cannot_be_made_counts_as_a_crash() -> None:
     made = []
 
@@ -181,6 +275,8 @@ def test_failures_while_it_is_made_are_the_users_mistake() -> None:
 
     with pytest.raises(UserError, match=r"failed: OSError: no such robot at test_env_broken\.py"):
         make_env(make)
+    with pytest.raises(UserError, match=r"failed: SystemExit: 3 at test_env_broken\.py"):
+        make_env(lambda: leave(None))
     with pytest.raises(UserError, match="int is no gymnasium environment: it has no 'reset'"):
         make_env(lambda: 3)
     with pytest.raises(UserError, match="cannot be made anew"):

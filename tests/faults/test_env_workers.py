@@ -17,6 +17,7 @@ import torch
 
 from kumite.envs import make_env
 from kumite.envs.base import EnvConfig, derive
+from kumite.envs.gymnasium import DroppedWarning
 from kumite.envs.workers import WorkerVec
 from kumite.errors import RunError, UserError
 from kumite.types import Step
@@ -132,6 +133,27 @@ def test_raise_names_everything_and_restart_goes_on(crew: Callable[..., WorkerVe
         ended += list(zip(step.episodes.slot, step.episodes.lengths)) if step.episodes else []
     assert ended == [(0, 6), (1, 6)]
     assert env.restarts == 1
+
+
+@pytest.mark.parametrize("accident", ["exit", "nan"])
+def test_a_dropped_worker_is_void_and_the_others_go_on(crew: Callable[..., WorkerVec], accident: str) -> None:
+    """The same again after a restore."""
+    env, again = crew(accident, copies=3, on_error="drop"), crew("none", copies=3, on_error="drop")
+    env.reset(SEED)
+    push(env)
+    before = push(env)
+    with pytest.warns(DroppedWarning, match=rf"environment 1 .*{ACCIDENTS[accident]}.*step 3 .*; it is dropped"):
+        step = push(env)
+    assert step.truncated.tolist() == [False, True, False]
+    assert torch.equal(step.obs["obs"][1], before.obs["obs"][1])
+    assert again.restore(env.state())
+    for ticks in (2, 2, 2, 0, 2, 2, 2):
+        step, other = push(env), push(again)
+        assert step.over[1]
+        assert step.ticks == ticks
+        assert step.obs["obs"].isfinite().all()
+        assert torch.equal(step.obs["obs"], other.obs["obs"])
+        assert torch.equal(step.over, other.over)
 
 
 def test_a_crash_loop_stops(crew: Callable[..., WorkerVec]) -> None:

@@ -21,6 +21,7 @@ from gymnasium import spaces
 import kumite
 from kumite import checkpoint
 from kumite.errors import RunError, UserError
+from kumite.runs import Stop
 from kumite.train import Interrupted
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -176,6 +177,27 @@ def test_a_signal_saves_and_ends_with_its_code(number: int, code: int, tmp_path:
     assert "Traceback" not in said
     agent = kumite.resume(run, quiet=True)
     assert agent.env_step == int(saved.name)
+
+
+def test_a_second_interrupt_leaves_at_once() -> None:
+    with Stop().listening() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM, "nothing has ended yet"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_lost_terminal_ends_the_run_and_nohup_keeps_its_word() -> None:
+    for before, heard in ((signal.SIG_DFL, signal.SIGHUP), (signal.SIG_IGN, None)):
+        usual = signal.signal(signal.SIGHUP, before)
+        try:
+            with Stop().listening() as stop:
+                os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signal == heard
+            assert signal.getsignal(signal.SIGHUP) is before
+        finally:
+            signal.signal(signal.SIGHUP, usual)
 
 
 def test_workers_go_with_the_run(tmp_path: Path) -> None:

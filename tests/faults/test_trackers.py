@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -69,6 +70,29 @@ def test_one_that_hangs_at_its_start_holds_nothing_up(tmp_path: Path, monkeypatc
     assert said[0].startswith("wandb cannot be written: ")
     assert not process.is_running()
     assert len(rows(tmp_path)) == 500
+
+
+def test_a_process_that_takes_long_to_make_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forking on a machine that swaps; and what is made after the end does not stay."""
+    install(tmp_path, monkeypatch)
+    made: list[Any] = []
+    spawn, ready = Relay._spawn, threading.Event()
+
+    def slowly(self: Relay) -> Any:
+        ready.wait(20)
+        made.append(spawn(self))
+        return made[0]
+
+    monkeypatch.setattr(Relay, "_spawn", slowly)
+    logger = logger_for(tmp_path, patience=1)
+    logger.metrics(1, {"loss": 1.0})
+    relay, began = relay_of(logger), time.monotonic()
+    said = caught(logger.close)
+    assert time.monotonic() - began < 10
+    assert said == ["wandb cannot be written: it did not finish within 1 s"]
+    ready.set()
+    relay.thread.join(20)
+    assert made[0].returncode is not None
 
 
 def test_a_server_that_does_not_answer_leads_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ import kumite
 from kumite import agent as agents
 from kumite import checkpoint
 from kumite.agent import Agent
+from kumite.config import load_yaml, parse_yaml
+from kumite.errors import UserError
 from kumite.train import Interrupted
 from tests.resume.records import (
     Nested,
@@ -204,6 +206,48 @@ def test_to_more_steps(tmp_path: Path) -> None:
     assert differences(saved(one)["algo"], saved(two)["algo"]) == []
     assert differences(saved(one)["env"], saved(two)["env"]) == []
     assert tables(one)["episodes.csv"] == tables(two)["episodes.csv"]
+
+
+def test_a_run_that_became_longer_says_so_in_its_config(tmp_path: Path) -> None:
+    """Even where it ends before its next checkpoint, which holds the settings as well."""
+    run = whole("CartPole-v1", "ppo", tmp_path, steps=64, num_envs=2)
+
+    def killed(_: Any) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        kumite.resume(run, steps=128).learn(callback=killed)
+    assert load_yaml(run / "config.yaml")["steps"] == 128
+    again = kumite.resume(run).learn()
+    assert again.env_step >= 128
+    assert parse_yaml(checkpoint.text(checkpoint.numbered(run / "checkpoints")[0], "config.yaml"), "")["steps"] == 128
+    with pytest.raises(UserError, match=r"has reached step \d+; steps is the length of the whole run, not 100$"):
+        kumite.resume(run, steps=100)
+    (run / "config.yaml").write_text("{{{")
+    again.learn("1k")
+    assert load_yaml(run / "config.yaml")["steps"] == again.config.steps > 1128
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_two_never_write_to_one_run(saved: bool, tmp_path: Path) -> None:
+    """A resume while the run still goes, or twice at once, would mix two lives in every file."""
+    first = Agent("CartPole-v1", algo="ppo", **settings("ppo", tmp_path, steps=140, num_envs=2))
+    looks: list[bool] = []
+
+    def second(state: Any) -> None:
+        assert first.path is not None
+        if state.env_step > 100 or not saved:
+            before = {p: p.read_bytes() for p in first.path.rglob("*") if p.is_file()}
+            with pytest.raises(UserError, match=f"^{first.path} is being written by another process"):
+                kumite.resume(first.path, steps=256).learn()
+            looks.append(before == {p: p.read_bytes() for p in first.path.rglob("*") if p.is_file()})
+
+    first.learn(60, callback=second if not saved else None)
+    assert first.path is not None
+    first = kumite.resume(first.path, steps=140)
+    first.learn(callback=second if saved else None)
+    assert looks
+    assert all(looks)
 
 
 def test_the_seed_says_everything(tmp_path: Path) -> None:

@@ -169,7 +169,9 @@ def test_help_of_commands_needs_no_torch(cli: Any) -> None:
         ("train ppo CartPole-v1 --compile maybe", "--compile: expected one of auto, on, off, got 'maybe'"),
         ("train ppo CartPole-v1 --quiet=maybe", "--quiet: expected true or false, got 'maybe'"),
         ("train ppo CartPole-v1 more", "what is 'more' meant to be?"),
-        ("train ppo CartPole-v1 --num-envs 0", "num_envs: expected at least 1, got 0"),
+        ("train ppo CartPole-v1 --num-envs 0", "num_envs: expected between 1 and 100000, got 0"),
+        ("train ppo CartPole-v1 --num-envs 1e9", "num_envs: expected between 1 and 100000, got 1000000000"),
+        ("train ppo CartPole-v1 --actor.layers 64 0", "actor.layers: expected at least 1, got 0"),
         ("train ppo CartPole-v1 --file", "--file: expected the path"),
         ("train ppo NoSuchEnv-v1", "NoSuchEnv"),
         ("resume nothing", "there is no run 'nothing'"),
@@ -211,6 +213,22 @@ def test_help_shows_the_values_of_a_file(run: Out, tmp_path: Path) -> None:
 def test_a_mistake_on_any_terminal(cli: Any, encoding: str) -> None:
     done = cli("algos", "more", PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "kumite: what is 'more' meant to be?\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+def test_an_output_that_takes_nothing(tmp_path: Path) -> None:
+    """What was printed is lost, the run is not: a log on a full disk, a service whose output is closed."""
+    train = "train ppo CartPole-v1 --steps 32 --num-envs 2 --horizon 8 --epochs 1 --eval.every -1 --name"
+    for name, where, code, said in (
+        ("full", "> /dev/full", 1, "kumite: [Errno 28] No space left on device"),
+        ("closed", ">&-", 0, ""),
+    ):
+        command = f"{sys.executable} -m kumite {train} {name} {where}"
+        done = subprocess.run(command, shell=True, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.stderr.endswith(f"{said}\n" * bool(said))
+        assert (tmp_path / f"runs/CartPole-v1/ppo/{name}-s0/checkpoints/32/manifest.json").is_file()
 
 
 def test_colours_are_no_part_of_a_message() -> None:

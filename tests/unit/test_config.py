@@ -149,7 +149,7 @@ def test_whole_numbers(value: Any, number: int) -> None:
         ("stop_at", "high", "a number or none"),
         ("actor", 3, "a group of settings"),
         ("actor.layers", "512,wide", "a list (each a whole number)"),
-        ("num_envs", 0, "at least 1"),
+        ("num_envs", 0, "between 1 and 100000"),
         ("gamma", 1.5, "between 0 and 1"),
         ("gamma", -0.5, "between 0 and 1"),
     ],

@@ -210,5 +210,5 @@ def test_the_configuration_of_one_simulator_is_not_lost_on_another() -> None:
         make_env("CartPole-v1", config=EnvConfig(action_repeat=0))
     with pytest.raises(UserError, match="counts frames"):
         make_env("CartPole-v1", config=EnvConfig(frame_stack=-1))
-    with pytest.raises(UserError, match="raise or restart"):
+    with pytest.raises(UserError, match="raise, restart or drop"):
         make_env(partial(Clock), config=EnvConfig(on_error="ignore"))
