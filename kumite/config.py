@@ -505,6 +505,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "reward_bound": (0, math.inf),
     "dropout": (0, 1),
     "quantiles": (1, math.inf),
+    "cosines": (1, math.inf),
     "drop": (0, math.inf),
     "atoms": (2, math.inf),
     "policy_steps": (0, math.inf),

@@ -54,6 +54,8 @@ class ValueConfig:
     """c51: the highest of them."""
     quantiles: int = 200
     """quantile: how many; iqn: fractions drawn per update and row."""
+    cosines: int = 64
+    """iqn: waves that a fraction is told by; with few of them neighbouring fractions learn together (short runs)."""
     kappa: float = 1.0
     """Huber's threshold: errors beyond it count straight (not for c51); scalar: inf = the squared error."""
 
@@ -273,14 +275,17 @@ class Quantiles(Head):
 
 
 class ImplicitQuantiles(Quantiles):
-    """The features times an embedding of the fraction, relu(W cos(pi i tau)), i < 64, enter the streams."""
+    """The features times an embedding of the fraction, relu(W cos(pi i tau)), i < `cosines`, enter the streams.
 
-    COSINES = 64
+    n waves tell fractions apart that lie 1 / n from each other. With the paper's 64 each learns nearly alone, from few
+    draws: the low ones, whose loss counts what lies above them tau-fold, stay behind growing values, targets hand that
+    on, and the spread that grows out of it takes longer than a short run to go.
+    """
 
     def __init__(self, size: int, net: Net, branches: tuple[int, ...], cfg: ValueConfig) -> None:
         super().__init__(size, net, branches, cfg, outputs=1)
-        self.embed = nn.Linear(self.COSINES, size)
-        self.register_buffer("waves", math.pi * torch.arange(self.COSINES), persistent=False)
+        self.embed = nn.Linear(cfg.cosines, size)
+        self.register_buffer("waves", math.pi * torch.arange(cfg.cosines), persistent=False)
         self.waves: Tensor
 
     def forward(self, x: Tensor) -> Values:

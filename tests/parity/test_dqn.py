@@ -100,7 +100,7 @@ class Plain:
             tau = torch.tensor([(2 * i + 1) / (2 * self.N) for i in range(self.N)]).expand(ROWS, -1)
         if self.cfg.head == "iqn":
             tau = torch.rand(ROWS, self.cfg.quantiles)
-            waves = torch.stack([torch.cos(math.pi * i * tau) for i in range(64)], -1)
+            waves = torch.stack([torch.cos(math.pi * i * tau) for i in range(self.cfg.cosines)], -1)
             x = x[:, None] * torch.relu(self.linear(net["embed"], waves))  # [B, n, F]
         z = self.stream(net, x)
         if self.cfg.dueling:
@@ -257,6 +257,10 @@ def test_several_branches(head: str) -> None:
 @pytest.mark.parametrize("head", KINDS)
 def test_rescaled_values(head: str) -> None:
     compare(make(head=head, rescale=True), 2)
+
+
+def test_as_many_waves_of_a_fraction_as_asked_for() -> None:
+    compare(make(head="iqn", cosines=3), 2)
 
 
 def test_squared_errors() -> None:

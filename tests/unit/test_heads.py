@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from kumite.errors import UserError
+from kumite.nn.adam import Adam
 from kumite.nn.config import Net
 from kumite.nn.heads import (
     HEADS,
@@ -35,6 +36,7 @@ from kumite.types import Spec
 
 NET = Net(layers=(6,))
 BRANCHES = (2, 3)
+ONE = torch.zeros(32, 1, dtype=torch.long)
 
 
 def make(kind: str, branches: tuple[int, ...] = BRANCHES, **numbers: Any) -> Head:
@@ -232,6 +234,25 @@ def test_implicit_quantiles_draw_for_learning_and_not_for_acting() -> None:
     assert looks[0].tau.tolist() == [0.125, 0.375, 0.625, 0.875]
 
 
+def lag(cosines: int, seed: int) -> float:
+    """How far the lowest of 99 fractions stays behind the middle one after a value that rose from 0 to 5."""
+    torch.manual_seed(seed)
+    head = make("iqn", (1,), quantiles=8, cosines=cosines)
+    adam, x = Adam(head, lr=3e-3), torch.ones(32, 5)
+    for y in torch.linspace(0, 5, 200):
+        adam.descend(lambda net, y=y: (net.loss(net.taken(net(x), ONE), y.expand(32, 8))[0].mean(), ()))
+    assert isinstance(head, ImplicitQuantiles)
+    z = head.at(x[0], torch.linspace(0.01, 0.99, 99)).z[0]
+    return float(z.median() - z.min())
+
+
+def test_with_few_waves_low_fractions_keep_up_with_a_rising_value() -> None:
+    """It is why short runs take few: the targets would hand on what the low ones lack."""
+    few, many = (sum(lag(cosines, seed) for seed in range(4)) / 4 for cosines in (4, 64))
+    assert few < 0.5
+    assert many > 2 * few
+
+
 def test_quantile_fractions_are_the_middles() -> None:
     said = make("quantile")(torch.randn(2, 5))
     assert said.tau is not None
@@ -358,6 +379,7 @@ def test_the_last_hidden_layer_belongs_to_the_streams() -> None:
     assert linears(value_net(net, head="c51", atoms=11))[-1] == (7, 55)
     embedded = linears(value_net(net, head="iqn", quantiles=2))
     assert embedded == [(3, 8), (8, 7), (7, 5), (64, 8)], "the embedding meets features before the last layer"
+    assert linears(value_net(net, head="iqn", quantiles=2, cosines=9))[-1] == (9, 8)
 
 
 def test_encoders_of_blocks_stay_whole() -> None:
