@@ -279,7 +279,7 @@ class ImplicitQuantiles(Quantiles):
 
     n waves tell fractions apart that lie 1 / n from each other. With the paper's 64 each learns nearly alone, from few
     draws: the low ones, whose loss counts what lies above them tau-fold, stay behind growing values, targets hand that
-    on, and the spread that grows out of it takes longer than a short run to go.
+    on, and values settle late in a short run.
     """
 
     def __init__(self, size: int, net: Net, branches: tuple[int, ...], cfg: ValueConfig) -> None:
