@@ -28,6 +28,7 @@ from kumite.log import Logger
 from kumite.machine import (
     Known,
     free_memory,
+    keep_memory,
     manifest,
     pays_to_be_thorough,
     pays_to_compile,
@@ -255,11 +256,14 @@ class Agent:
         if run.compiled is None:
             updates = self.algo.planned_updates(until - run.env_step)
             known = self._known(run)
-            run.compiled, why = pays_to_compile(self.config.compile, updates, self.algo.span is not None, bool(known))
+            facts = (self.algo.span is not None, bool(known), self.algo.looped)
+            run.compiled, why = pays_to_compile(self.config.compile, updates, *facts)
             run.thorough = pays_to_be_thorough(updates, self.algo.work(), self.device)
             how = "compiled" if run.compiled else "as they are"
             run.logger.say(f"threads {run.threads}, products {run.precision}; updates {how}: {why}")
             self._record({"threads": run.threads, "precision": run.precision, "compiled": run.compiled, "why": why})
+        if self.algo.looped:
+            keep_memory()
         if run.compiled:
             self.algo.compile_update(run.thorough)
             self.algo.compile_pieces()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import getpass
 import hashlib
 import importlib.metadata
@@ -88,6 +89,20 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+ROOM = (32 << 20, 256 << 20)
+"""Bytes: blocks up to the first size (the C library takes no larger one) are used again; so much may stay unused."""
+
+
+def keep_memory() -> None:
+    """From now on glibc keeps what is freed for the next tensor. Otherwise large ones come from the system at every
+    gradient step, page by page and filled with zeros: with a net of Atari's size a third of the step.
+    """
+    with suppress(OSError, AttributeError, TypeError):  # another system, another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        for name, size in zip((-3, -1), ROOM):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+            mallopt(name, size)
+
+
 def pick_precision(widest: int) -> str:
     """Torch's name for how float32 products are made: `medium` is faster for wide nets on many CPUs.
 
@@ -117,12 +132,14 @@ COLD, WARM = 20_000, 5_000
 """Gradient steps from which on compiling pays: it takes as long as these gain, or as so many if the graph is known."""
 
 
-def pays_to_compile(choice: str, updates: int, recurrent: bool, known: bool) -> tuple[bool, str]:
+def pays_to_compile(choice: str, updates: int, recurrent: bool, known: bool, looped: bool = False) -> tuple[bool, str]:
     """Whether, and why, in words."""
     if choice != "auto":
         return choice == "on", f"--compile {choice}"
     if recurrent:
         return False, "nets with memory take long to compile"
+    if looped:
+        return False, "graphs cannot hold the quicker convolutions"
     enough = updates >= (WARM if known else COLD)
     cached = " and the compiler has seen them before" if known else ""
     few = (

@@ -1,8 +1,8 @@
-"""One inner loop in C: drawing many leaves of a large replay, where torch's own searches cost three times as much.
+"""Inner loops in C, compiled by the system's `cc` when a run first needs them, in a temporary folder.
 
-It is compiled by the system's `cc` when a run first needs it, in a temporary folder, and does the same sums in the same
-order as the lines of torch that it replaces (samplers.Sums.draw): its answers are theirs bit for bit, so it changes
-nothing but the time. Without a compiler torch does the work.
+One stands here: drawing many leaves of a large replay, where torch's own searches cost three times as much. It does the
+same sums in the same order as the lines of torch that it replaces (samplers.Sums.draw): its answers are theirs bit for
+bit, so it changes nothing but the time. The other is nn/convs.c. Without a compiler torch does the work.
 """
 
 from __future__ import annotations
@@ -61,21 +61,34 @@ void draw(const float *leaf, const float *block, int64_t blocks, double *sums, c
 @functools.cache
 def draw() -> Callable[..., None] | None:
     """The compiled loop (addresses and sizes, as in SOURCE), or None where it cannot be had."""
+    # no fused multiply-add: every product and every sum is rounded by itself, as torch does
+    found = library(SOURCE, "-ffp-contract=off")
+    if found is None:
+        return None
+    loop: Callable[..., None] = found.draw
+    address, count = ctypes.c_void_p, ctypes.c_int64
+    found.draw.argtypes = [address, address, count, address, address, count, address]
+    found.draw.restype = None
+    return loop
+
+
+def library(source: str, *flags: str) -> ctypes.CDLL | None:
+    """A text in C, compiled for this CPU; None where that is impossible.
+
+    It is linked with nothing: threads, if it asks for them by OpenMP, are those that torch has brought along.
+    """
     compiler = shutil.which("cc")
     if compiler is None:
         return None
     try:
         with tempfile.TemporaryDirectory(prefix="kumite-") as folder:
-            source, library = Path(folder) / "draw.c", Path(folder) / "draw.so"
-            source.write_text(SOURCE, encoding="utf-8")
-            # no fused multiply-add: every product and every sum is rounded by itself, as torch does
-            flags = ["-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC"]
-            subprocess.run([compiler, *flags, "-o", library, source], check=True, capture_output=True, timeout=60)
-            loop = ctypes.CDLL(str(library)).draw
-    except (OSError, subprocess.SubprocessError, AttributeError):
+            text, code, made = (f"{folder}/loops.{end}" for end in ("c", "o", "so"))
+            Path(text).write_text(source, encoding="utf-8")
+            for words in (
+                ["-O3", "-march=native", "-fPIC", *flags, "-c", "-o", code, text],
+                ["-shared", "-o", made, code],
+            ):
+                subprocess.run([compiler, *words], check=True, capture_output=True, timeout=60)
+            return ctypes.CDLL(made)
+    except (OSError, subprocess.SubprocessError):
         return None
-    address, count = ctypes.c_void_p, ctypes.c_int64
-    loop.argtypes = [address, address, count, address, address, count, address]
-    loop.restype = None
-    found: Callable[..., None] = loop
-    return found

@@ -13,6 +13,7 @@ from kumite.batch import Batch
 from kumite.errors import UserError
 from kumite.nn.adam import Adam
 from kumite.nn.config import Net
+from kumite.nn.encoders import Pixels
 from kumite.nn.norm import ObsNorm
 from kumite.schedules import SCHEDULES
 from kumite.stream import Stream
@@ -165,6 +166,11 @@ class Algorithm(nn.Module):
         """And what happens at every step beside it as graphs of their own."""
         if "act" not in self.graphs:
             self.graphs["act"] = Graph(self.act, "acting", replays=self.on_gpu)
+
+    @property
+    def looped(self) -> bool:
+        """Images go through loops in C."""
+        return any(isinstance(m, Pixels) and m.quick for m in self.modules())
 
     @property
     def on_gpu(self) -> bool:

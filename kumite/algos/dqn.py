@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kumite.algos.graph import Graph
 from kumite.algos.offpolicy import OffPolicy, OffPolicyConfig
 from kumite.batch import Batch
 from kumite.errors import UserError
@@ -97,8 +98,19 @@ class DQN(OffPolicy):
         self.epsilon.fill_(linear(cfg.epsilon_start, cfg.epsilon_end, env_step / way))
         if env_step < cfg.warmup:
             return super().explore(obs, core, env_step, total, slot)
-        rungs = self.rungs if slot is None else self.rungs[slot]
-        return self.choose(obs, core, self.epsilon**rungs)
+        if slot is not None:
+            return self.choose(obs, core, self.epsilon ** self.rungs[slot])
+        act: Act = self.compiled("wander", self.wander, obs, core)
+        return act
+
+    def wander(self, obs: dict[str, Tensor], core: Tree) -> Act:
+        """The choices of all slots, each with the exploration of its own."""
+        return self.choose(obs, core, self.epsilon**self.rungs)
+
+    def compile_pieces(self) -> None:
+        super().compile_pieces()
+        if "wander" not in self.graphs:
+            self.graphs["wander"] = Graph(self.wander, "acting", replays=self.on_gpu)
 
     def choose(self, obs: dict[str, Tensor], core: Tree, epsilon: Tensor | None) -> Act:
         """The best choices; with this probability, per row, random ones."""

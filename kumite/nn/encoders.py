@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kumite.errors import FOREIGN, UserError, failed_import, nearest, origin
 from kumite.nn.config import Net
+from kumite.nn.convs import Convs
 from kumite.nn.layers import BatchRenorm, Spread, activation, linear, norm, orthogonal_
 from kumite.nn.simba import Simba, SimbaV2, UnitHead
 from kumite.types import Spec
@@ -26,15 +27,26 @@ class Pixels(nn.Module):
     def __init__(self, shape: tuple[int, ...], scale: float, body: nn.Module) -> None:
         super().__init__()
         self.dims, self.scale, self.body = len(shape), scale, body
+        self.convs = [m for m in body.modules() if isinstance(m, Convs)][:1]  # a list: their home is the body
         with torch.no_grad():
             self.size = body(torch.zeros(1, *shape)).shape[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         lead = x.shape[: x.dim() - self.dims]
         x = x.reshape(-1, *x.shape[len(lead) :])
+        if not (self.convs and self.convs[0].quick(x)):
+            x = self.floats(x)
+        return self.body(x).view(*lead, self.size)
+
+    @property
+    def quick(self) -> bool:
+        """Whether it sees through loops in C, which no graph holds."""
+        return bool(self.convs) and self.scale != 1.0 and self.convs[0].quick(torch.empty(0, dtype=torch.uint8))
+
+    def floats(self, x: Tensor) -> Tensor:
         if self.dims == 3:  # convolutions are a third faster on channels side by side; bytes are quickly turned
             x = x.contiguous(memory_format=torch.channels_last)
-        return self.body(x.to(torch.float32, copy=True).mul_(self.scale)).view(*lead, self.size)
+        return x.to(torch.float32, copy=True).mul_(self.scale)
 
 
 def nature(shape: tuple[int, ...]) -> nn.Module:
@@ -43,12 +55,7 @@ def nature(shape: tuple[int, ...]) -> nn.Module:
         sizes = [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)]
     else:
         sizes = [(32, 3, 2, 1), (64, 3, 2, 1), (64, 3, 2, 1)]
-    layers: list[nn.Module] = []
-    channels = shape[0]
-    for out, kernel, stride, padding in sizes:
-        layers += [nn.Conv2d(channels, out, kernel, stride, padding), nn.ReLU()]
-        channels = out
-    return nn.Sequential(*layers, nn.Flatten())
+    return Convs(shape, sizes)
 
 
 class Residual(nn.Module):
@@ -77,12 +84,7 @@ def impala(shape: tuple[int, ...], depths: tuple[int, ...] = (16, 32, 32)) -> nn
 
 def drq(shape: tuple[int, ...], features: int = 50) -> nn.Module:
     """Kostrikov et al. 2021: four convolutions, the first of stride 2, then few features within [-1, 1]."""
-    layers: list[nn.Module] = []
-    channels = shape[0]
-    for stride in (2, 1, 1, 1):
-        layers += [nn.Conv2d(channels, 32, 3, stride, 0 if min(shape[1:]) >= 36 else 1), nn.ReLU()]
-        channels = 32
-    body = nn.Sequential(*layers, nn.Flatten())
+    body = Convs(shape, [(32, 3, stride, 0 if min(shape[1:]) >= 36 else 1) for stride in (2, 1, 1, 1)])
     with torch.no_grad():
         size = body(torch.zeros(1, *shape)).shape[-1]
     return nn.Sequential(body, nn.Linear(size, features), nn.LayerNorm(features), nn.Tanh())
@@ -141,7 +143,8 @@ class Sensors(nn.Module):
         self.size: int = sum(n.size for n in self.nets)  # type: ignore[misc]
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        return torch.cat([net(obs[k]) for k, net in zip(self.keys, self.nets, strict=True)], -1)
+        parts = [net(obs[k]) for k, net in zip(self.keys, self.nets, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 class Hidden(nn.Module):

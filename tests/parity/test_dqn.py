@@ -431,6 +431,13 @@ def test_two_rows_with_a_mask_and_one_without_it_are_alike() -> None:
         torch.testing.assert_close(p, q)
 
 
+def wandering(algo: DQN, b: Batch, seed: int) -> Tensor:
+    """What four copies do while the share of random choices is about a half."""
+    torch.manual_seed(seed)
+    few = {k: v[:4] for k, v in b.obs.items()}
+    return algo.explore(few, algo.initial(4), algo.cfg.warmup, 20 * algo.cfg.warmup, None).action["d"]
+
+
 def test_there_is_one_net_of_values() -> None:
     with pytest.raises(UserError, match=r"--critics 2.*DQN"):
         make(critics=2)
@@ -444,15 +451,18 @@ def test_compiled_updates_are_the_eager_ones() -> None:
         compiled = deepcopy(eager)
         with torch.no_grad():
             compiled.compile_update()
+            compiled.compile_pieces()
             for seed in range(4):
                 b = batch()
                 torch.manual_seed(seed)
-                ours = compiled.step_update(b)
+                ours, acted = compiled.step_update(b), wandering(compiled, b, seed)
                 torch.manual_seed(seed)
-                theirs = eager.update(b)
+                theirs, did = eager.update(b), wandering(eager, b, seed)
+                assert torch.equal(acted, did)
                 for name, value in theirs.metrics.items():
                     torch.testing.assert_close(ours.metrics[name], value, rtol=1e-4, atol=1e-4, msg=name)
         assert compiled.graph is not None, "it was the compiled one"
+        assert compiled.graphs["wander"].works
         for (name, p), q in zip(eager.state_dict().items(), compiled.state_dict().values(), strict=True):
             if isinstance(p, Tensor):
                 torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")

@@ -52,19 +52,23 @@ def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "updates", "recurrent", "known", "expected"),
+    ("choice", "updates", "recurrent", "known", "looped", "expected"),
     [
-        ("on", 1, True, False, True),
-        ("off", 10**9, False, True, False),
-        ("auto", COLD, False, False, True),
-        ("auto", COLD - 1, False, False, False),
-        ("auto", WARM, False, True, True),
-        ("auto", WARM - 1, False, True, False),
-        ("auto", 10**9, True, True, False),
+        ("on", 1, True, False, False, True),
+        ("off", 10**9, False, True, False, False),
+        ("auto", COLD, False, False, False, True),
+        ("auto", COLD - 1, False, False, False, False),
+        ("auto", WARM, False, True, False, True),
+        ("auto", WARM - 1, False, True, False, False),
+        ("auto", 10**9, True, True, False, False),
+        ("auto", 10**9, False, True, True, False),
+        ("on", 10**9, False, True, True, True),
     ],
 )
-def test_what_auto_decides(choice: str, updates: int, recurrent: bool, known: bool, expected: bool) -> None:
-    decided, why = pays_to_compile(choice, updates, recurrent, known)
+def test_what_auto_decides(
+    choice: str, updates: int, recurrent: bool, known: bool, looped: bool, expected: bool
+) -> None:
+    decided, why = pays_to_compile(choice, updates, recurrent, known, looped)
     assert decided is expected
     assert why
 
