@@ -155,14 +155,16 @@ class Stream:
         return data.flatten(0, 1).index_select(0, index.reshape(-1)).unflatten(0, index.shape)
 
     def _stacked(self, key: str, k: int, row: Tensor, slot: Tensor) -> Tensor:
-        back = torch.arange(k - 1, -1, -1, device=self.device).view(k, *[1] * row.dim())
-        rows = row - back  # [k, ...], oldest first
-        over = self.over(rows[:-1], slot.expand(k - 1, *slot.shape)) | (rows[:-1] < 0)
-        alive = (~over).flip(0).cumprod(0).flip(0).bool()  # no end between that frame and the newest
-        alive = torch.cat([alive, torch.ones_like(alive[:1])])
-        frames = self._gather(self.data[key], rows, slot.expand(k, *slot.shape))
-        frames = frames * alive.view(*alive.shape, *[1] * (frames.dim() - alive.dim())).to(frames.dtype)
-        frames = frames.movedim(0, row.dim())  # [..., k, C, ...]
+        rows = row[..., None] - torch.arange(k - 1, -1, -1, device=self.device)  # [..., k], oldest first
+        slots = slot[..., None].expand_as(rows)
+        over = self.over(rows[..., :-1], slots[..., :-1]) | (rows[..., :-1] < 0)
+        dead = over.flip(-1).cumsum(-1).flip(-1) > 0  # an end between that frame and the newest
+        dead = torch.cat([dead, torch.zeros_like(dead[..., :1])], -1)
+        frames = self._gather(self.data[key], rows, slots)  # [..., k, C, ...]
+        if self.device.type != "cpu" or torch.compiler.is_compiling():
+            frames = frames * (~dead).view(*dead.shape, *[1] * (frames.dim() - dead.dim())).to(frames.dtype)
+        elif dead.any():  # they are few, and it costs nothing to ask
+            frames[dead] = 0
         return frames.flatten(row.dim(), row.dim() + 1)
 
     def over(self, row: Tensor, slot: Tensor) -> Tensor:
