@@ -16,11 +16,20 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 class Graph:
     """Calls a method as a graph. A compiler that fails costs one warning that says why; then the method itself runs."""
 
-    def __init__(self, method: Callable[..., Any], what: str, thorough: bool = False, replays: bool = False) -> None:
+    def __init__(
+        self,
+        method: Callable[..., Any],
+        what: str,
+        thorough: bool = False,
+        replays: bool = False,
+        one_thread: bool = False,
+    ) -> None:
         """`thorough`: what calls the kernels is compiled, too. That takes longer and saves some 30 us per call.
         `replays`: a GPU gets all kernels by one call (a CUDA graph); tensors among the arguments are copied for it.
+        `one_thread`: so little to do that waking another thread would take longer.
         """
-        self.eager, self.what, self.thorough, self.replays = method, what, thorough, replays
+        self.eager, self.what, self.replays = method, what, replays
+        self.options = {"cpp_wrapper": thorough} | ({"cpp.threads": 1} if one_thread else {})
         self.call: Callable[..., Any] | None = None
         self.works = self.failed = False
 
@@ -29,7 +38,7 @@ class Graph:
             return self.eager(*args)
         try:
             if self.call is None:  # not earlier: this alone fails where the compiler's folder cannot be made
-                graph = compiled(self.eager, self.thorough)
+                graph = compiled(self.eager, self.options)
                 self.call = Replayed(graph) if self.replays else graph
             with no_hints() if not self.works else nullcontext():
                 out = self.call(*args)
@@ -52,11 +61,12 @@ def no_hints() -> Iterator[None]:
         yield
 
 
-def compiled(method: Callable[..., Any], thorough: bool) -> Callable[..., Any]:
+def compiled(method: Callable[..., Any], more: dict[str, Any]) -> Callable[..., Any]:
     """Static shapes, one graph or an error. Random numbers are torch's own: the same as eagerly, and quicker."""
     options: Any = {"guard_filter_fn": _of_arguments, "fallback_random": True, "size_asserts": False}
-    options["cpp_wrapper"] = thorough
-    return torch.compile(_apart(method), fullgraph=True, dynamic=False, options=options)
+    # sums of few numbers stay loops: written out they cannot be vectorised, and an action's log-density is such a sum
+    options["unroll_reductions_threshold"] = 3
+    return torch.compile(_apart(method), fullgraph=True, dynamic=False, options=options | more)
 
 
 def _apart(method: Any) -> Any:

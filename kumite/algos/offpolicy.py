@@ -74,6 +74,10 @@ class OffPolicyConfig(AlgoConfig):
     """With memory: a sequence's error is this share of its largest, the rest of its mean."""
 
 
+SMALL = 1 << 20
+"""Bytes of observations that one thread cuts out of replay sooner than two."""
+
+
 class OffPolicy(Algorithm):
     Config = OffPolicyConfig
     cfg: OffPolicyConfig
@@ -164,7 +168,8 @@ class OffPolicy(Algorithm):
     def compile_pieces(self) -> None:
         super().compile_pieces()
         if not self.span and "cut" not in self.graphs:
-            self.graphs["cut"] = Graph(self.cut, "cutting batches")
+            frames = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in self.obs_space.values())
+            self.graphs["cut"] = Graph(self.cut, "cutting batches", one_thread=frames * self.rows < SMALL)
 
     # -- learning -----------------------------------------------------------------------------------------------------
 

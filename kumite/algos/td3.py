@@ -130,8 +130,8 @@ class TD3(OffPolicy):
         if moves:
 
             def actor_loss(actor: Any) -> tuple[Tensor, tuple[()]]:
-                z = self.critic(for_critic, actor(for_actor))
-                q = values.actor(z if cfg.subset else z[:1], mean=True)[..., 0]
+                judge = self.critic if cfg.subset or cfg.critics == 1 else self.critic.alone
+                q = values.actor(judge(for_critic, actor(for_actor)), mean=True)[..., 0]
                 return -b.mean(q), ()
 
             metrics["train/actor_loss"], _ = self.adam_actor.descend(actor_loss)

@@ -28,7 +28,7 @@ from kumite.errors import UserError
 from kumite.nn.config import Net
 from kumite.nn.dists import offsets
 from kumite.nn.encoders import Hidden, lowered, make_out
-from kumite.nn.layers import dropouts, orthogonal_, whole
+from kumite.nn.layers import Linear, dropouts, orthogonal_, whole
 from kumite.nn.torso import make_torso
 from kumite.tree import Tree
 from kumite.types import Spec
@@ -125,7 +125,7 @@ def noisy_(module: nn.Module, sigma: float) -> int:
     """Every linear layer inside becomes a noisy one around the weights it has; how many there were."""
     count = 0
     for name, child in module.named_children():
-        if type(child) is nn.Linear:
+        if type(child) is nn.Linear or type(child) is Linear:
             setattr(module, name, NoisyLinear(child, sigma))
             count += 1
         else:

@@ -33,6 +33,30 @@ def activation(name: str) -> nn.Module:
     return ACTIVATIONS[name]()
 
 
+NARROW = 16
+
+
+def traced(x: Tensor) -> bool:
+    """In a graph for a CPU, where the kernel of the activation can add the bias; a library does that apart."""
+    return x.device.type == "cpu" and torch.compiler.is_compiling()
+
+
+def loops(x: Tensor, size_out: int) -> bool:
+    """Whether the compiler makes a product by loops of its own: one into few numbers per row is done before a library
+    has found out what to do.
+    """
+    return size_out <= NARROW and traced(x)
+
+
+class Linear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        if loops(x, self.out_features):
+            return (x[..., None, :] * self.weight).sum(-1) + self.bias
+        if traced(x):
+            return nn.functional.linear(x, self.weight) - -self.bias  # the compiler would give "+" to the library
+        return super().forward(x)
+
+
 class EnsembleLinear(nn.Module):
     """E linear layers as one batched product. [*, in] or [E, *, in] -> [E, *, out]."""
 
@@ -44,7 +68,14 @@ class EnsembleLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         members, size_in, size_out = self.weight.shape
-        return torch.baddbmm(self.bias, x.reshape(members, -1, size_in), self.weight).view(*x.shape[:-1], size_out)
+        rows = x.reshape(members, -1, size_in)
+        if loops(x, size_out):
+            y = (rows[:, :, None] * self.weight.mT[:, None]).sum(-1) + self.bias
+        elif traced(x):
+            y = torch.bmm(rows, self.weight) + self.bias
+        else:
+            y = torch.baddbmm(self.bias, rows, self.weight)
+        return y.view(*x.shape[:-1], size_out)
 
 
 class Spread(nn.Module):
@@ -52,10 +83,11 @@ class Spread(nn.Module):
 
     def __init__(self, members: int) -> None:
         super().__init__()
-        self.members = members
+        self.register_buffer("members", torch.empty(members, 0), persistent=False)  # so many rows, of nothing
+        self.members: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.expand(self.members, *x.shape)
+        return x.expand(self.members.shape[0], *x.shape)
 
 
 class EnsembleNorm(nn.Module):
@@ -139,7 +171,7 @@ def dropouts(net: nn.Module) -> tuple[nn.Dropout, ...]:
 
 
 def linear(size_in: int, size_out: int, members: int = 0) -> nn.Module:
-    return EnsembleLinear(members, size_in, size_out) if members else nn.Linear(size_in, size_out)
+    return EnsembleLinear(members, size_in, size_out) if members else Linear(size_in, size_out)
 
 
 def norm(name: str, size: int, members: int = 0) -> list[nn.Module]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import softplus
 
 from kumite.batch import Batch
@@ -104,6 +105,13 @@ class ActionValue(nn.Module):
 
     def next(self, b: Batch, c: Tensor) -> Tensor:
         return self.out(self.torso.next(b, c))
+
+    def alone(self, b: Batch, c: Tensor) -> Tensor:
+        """What the first of the ensemble says, without asking the others: [1, *, K W]."""
+        tensors = (*self.named_parameters(), *self.named_buffers())
+        first = {name: x[:1] if x.dim() else x for name, x in tensors if name.startswith(("torso.hidden.", "out."))}
+        said: Tensor = functional_call(self, first, (b, c))
+        return said
 
 
 class ActorCritic(nn.Module):

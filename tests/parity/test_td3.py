@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from kumite.algos import ROWS
 from kumite.algos.td3 import TD3, TD3Config
 from kumite.batch import Batch
+from kumite.nn.config import Net
+from kumite.nn.models import ActionValue
 from kumite.types import ActionSpec, Spec
 from tests.parity.test_sac import CONTINUOUS, NET, batch
 from tests.parity.test_sac import ROWS as SIZE
@@ -115,6 +117,25 @@ def test_ddpg_is_the_row() -> None:
     torch.set_rng_state(before)
     assert algo.critic.out.weight.shape[0] == 1
     algo.update(batch(CONTINUOUS), True)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        Net(width=8, encoder="d2rl", norm="layer"),
+        Net(width=8, norm="renorm"),
+        Net(width=8, encoder="simba"),
+        Net(width=8, encoder="simbav2"),
+    ],
+)
+def test_the_first_critic_alone_says_what_it_says_among_all(net: Net) -> None:
+    obs = {"obs": Spec((3,)), "side": Spec((1,))}
+    critic = ActionValue(obs, CONTINUOUS, net, members=3, span=1, width=2)
+    for p in critic.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    b = batch(CONTINUOUS)
+    b = b._replace(obs=b.obs | {"side": torch.randn(SIZE, 1)})
+    torch.testing.assert_close(critic.alone(b, b.action["c"]), critic(b, b.action["c"])[:1])
 
 
 def test_between_two_moves_actor_and_targets_stand_still() -> None:

@@ -7,11 +7,22 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad
 
 from kumite.errors import UserError
 from kumite.nn.config import Net
 from kumite.nn.encoders import Hidden
-from kumite.nn.layers import ACTIVATIONS, EnsembleLinear, EnsembleNorm, Spread, activation, linear, norm, orthogonal_
+from kumite.nn.layers import (
+    ACTIVATIONS,
+    NARROW,
+    EnsembleLinear,
+    EnsembleNorm,
+    Spread,
+    activation,
+    linear,
+    norm,
+    orthogonal_,
+)
 
 
 def member(layer: EnsembleLinear, e: int) -> nn.Linear:
@@ -36,6 +47,30 @@ def test_members_learn_apart() -> None:
     (gradient,) = torch.autograd.grad(y[1].square().sum(), layer.weight)
     assert gradient[0].abs().sum() == gradient[2].abs().sum() == 0
     assert gradient[1].abs().sum() > 0
+
+
+@pytest.mark.slow
+def test_layers_of_a_graph_are_the_eager_ones() -> None:
+    """Graphs make products in ways of their own, by loops or with the bias apart; sums in another order: 1e-5."""
+    layers, inputs = [], []
+    for size_out in (NARROW, NARROW + 1):
+        layers += [linear(9, size_out), linear(9, size_out, 2)]
+        inputs += [torch.randn(4, 3, 9), torch.randn(2, 4, 3, 9)]
+
+    def all_of(inputs: list[Tensor]) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+        def loss(p: dict[str, Tensor], layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = functional_call(layer, p, (x,))
+            return y.square().sum(), y
+
+        found = [grad(loss, has_aux=True)(dict(layer.named_parameters()), layer, x) for layer, x in zip(layers, inputs)]
+        return [y for _, y in found], [g for g, _ in found]
+
+    ys, gradients = torch.compile(all_of, fullgraph=True, dynamic=False)(inputs)
+    for y, gradient, layer, x in zip(ys, gradients, layers, inputs, strict=True):
+        expected = layer(x)
+        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+        slopes = torch.autograd.grad(expected.square().sum(), list(layer.parameters()))
+        torch.testing.assert_close(list(gradient.values()), list(slopes), rtol=1e-5, atol=1e-5)
 
 
 def test_spread_copies_nothing() -> None:
