@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import difflib
+import gc
 import importlib
 import os
 import shlex
@@ -133,6 +134,22 @@ class Presets:
     """Only what differs from the paper's defaults."""
 
 
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """For imports: they make half a million objects that stay to the end. Python would look for garbage among them
+    meanwhile, later on and once more before it exits, which takes longer than all imports but torch's.
+    """
+    if "torch" in sys.modules:  # a command among others of its process
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
 # --- running them --------------------------------------------------------------------------------------------------
 
 
@@ -141,7 +158,9 @@ def train(words: list[str]) -> int:
     if not algo and not file and any(word in HELP_FLAGS for word in words):
         print(TRAIN_HELP, end="")
         return 0
-    from kumite import config as c
+    with undisturbed():
+        import kumite.agent  # noqa: F401  and with it torch
+        from kumite import config as c
 
     layer = c.load_yaml(file) if file else {}
     algo, env = named(algo, env, layer, file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,15 @@ def test_interrupted_and_resumed_equals_uninterrupted(tmp_path: Path, cut: int) 
 
 
 # --- TensorBoard ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"a", bytes(range(256)) * 3])
+def test_records_are_framed_as_tensorboard_frames_them(data: bytes) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    out = io.BytesIO()
+    RecordWriter(out).write(data)
+    assert tensorboard.framed(data) == out.getvalue()
 
 
 def test_tensorboard_shows_sb3s_names(tmp_path: Path) -> None:
