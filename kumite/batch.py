@@ -184,52 +184,59 @@ def rollout(stream: Stream, count: int, length: int | None) -> Batch:
     )
 
 
-def minibatches(b: Batch, size: int, length: int | None) -> Iterator[Batch]:
-    """One shuffled pass over a rollout [T, N]: rows ([B]) without memory, sequences ([length, B]) with it.
+def minibatches(b: Batch, size: int, length: int | None, epochs: int = 1) -> Iterator[list[Batch]]:
+    """Shuffled passes over a rollout [T, N]: rows ([B]) without memory, sequences ([length, B]) with it.
 
-    The epoch is gathered once, in shuffled order, and handed out in slices; a last incomplete minibatch is spread over
-    the others by choosing the number of minibatches first.
+    An epoch is gathered once, in shuffled order, and handed out in slices; a last incomplete minibatch is spread over
+    the others by choosing the number of minibatches first. Where all is one minibatch its order does not matter.
     """
     T, N = b.mask.shape
-    per = {"obs": tree.map(lambda x: x[:T], b.obs), "action": b.action, "extras": b.extras, "mask": b.mask}
+    whole = {"obs": tree.map(lambda x: x[:T], b.obs), "action": b.action, "extras": b.extras, "mask": b.mask}
     if length is None:
-        flat = tree.map(lambda x: x.flatten(0, 1), per)
+        whole = tree.map(lambda x: x.flatten(0, 1), whole)
         core: Tree = {}
         columns = T * N
     else:
         chunks = T // length
-        per["first"] = b.first[:T]
+        whole["first"] = b.first[:T]
 
         def fold_time(x: Tensor) -> Tensor:  # [T, N, ...] -> [length, chunks * N, ...]
             return x.unflatten(0, (chunks, length)).transpose(0, 1).flatten(1, 2)
 
-        flat = tree.map(fold_time, per)
+        whole = tree.map(fold_time, whole)
         core = tree.map(lambda x: x.flatten(0, 1), b.core)
         columns, size = chunks * N, max(1, size // length) if size else 0
+    whole["weight"] = torch.ones_like(whole["mask"])
     count = max(1, columns // size) if size else 1
-    order = torch.randperm(columns, device=b.mask.device)
     dim = 0 if length is None else 1
-    flat = tree.map(lambda x: x.index_select(dim, order), flat)
-    core = tree.map(lambda x: x.index_select(0, order), core)
     step = columns // count
     sizes = [step] * (count - 1) + [columns - (count - 1) * step]
-    flat["weight"] = torch.ones_like(flat["mask"])
-    cores = _split(core, sizes, 0)
-    for i, part in enumerate(_split(flat, sizes, dim)):
-        mask = part["mask"]
-        yield Batch(
-            obs=part["obs"],
-            next_obs={},
-            action=part["action"],
-            reward=mask,
-            discount=mask,
-            hop=mask,
-            mask=mask,
-            weight=part["weight"],
-            core=cores[i],
-            first=part.get("first", mask),
-            extras=part["extras"],
-        )
+    alone = [_minibatch(whole, core)] if count == 1 else None
+    for _ in range(epochs):
+        if alone:
+            yield alone
+            continue
+        order = torch.randperm(columns, device=b.mask.device)
+        rows = tree.map(lambda x: x.index_select(dim, order), whole)
+        cores = _split(tree.map(lambda x: x.index_select(0, order), core), sizes, 0)
+        yield [_minibatch(part, c) for part, c in zip(_split(rows, sizes, dim), cores, strict=True)]
+
+
+def _minibatch(rows: dict[str, Any], core: Tree) -> Batch:
+    mask = rows["mask"]
+    return Batch(
+        obs=rows["obs"],
+        next_obs={},
+        action=rows["action"],
+        reward=mask,
+        discount=mask,
+        hop=mask,
+        mask=mask,
+        weight=rows["weight"],
+        core=core,
+        first=rows.get("first", mask),
+        extras=rows["extras"],
+    )
 
 
 def _split(x: Tree, sizes: list[int], dim: int) -> list[Any]:

@@ -149,14 +149,14 @@ class PPO(Algorithm):
         b = self.prepare(raw)
         size = b.mask.numel() // cfg.minibatches if cfg.minibatches else cfg.batch_size
         metrics: list[dict[str, Tensor]] = []
-        for _ in range(cfg.epochs):
+        for parts in minibatches(b, size, self.span, cfg.epochs):
             epoch = []
-            for part in minibatches(b, size, self.span):
+            for part in parts:
                 epoch.append(self.step_update(part, clip, entropy).metrics)
                 self.updates += 1
                 self.steer_lr("minibatch", epoch[-1:])
             self.steer_lr("epoch", epoch)
-            metrics.append({name: torch.stack([m[name] for m in epoch]).mean() for name in epoch[0]})
+            metrics.append(means(epoch))
             if cfg.target_kl and metrics[-1]["train/kl"] > cfg.target_kl:
                 break
         self.steer_lr("rollout", metrics)
@@ -259,3 +259,9 @@ class PPO(Algorithm):
         kl = torch.stack([m["train/kl"] for m in metrics]).mean()
         slower, faster = (lr / 1.5).clamp(min=cfg.lr_min), (lr * 1.5).clamp(max=cfg.lr_max)
         lr.copy_(torch.where(kl > 2 * cfg.kl_aim, slower, torch.where(kl < 0.5 * cfg.kl_aim, faster, lr)))
+
+
+def means(metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    names = list(metrics[0])
+    table = torch.stack([m[name] for name in names for m in metrics]).view(len(names), -1)
+    return dict(zip(names, table.mean(1).unbind(), strict=True))

@@ -32,6 +32,7 @@ class Adam(nn.Module):
         self.__dict__["projected"] = [m for m in net.modules() if hasattr(m, "project_")]  # weights on a sphere
         net.requires_grad_(False)
         self.names = [name for name, _ in net.named_parameters()]
+        self.__dict__["learned"] = list(net.parameters())  # to look for them anew takes as long as a small step
         for i, (_, p) in enumerate(net.named_parameters()):
             self.register_buffer(f"m{i}", torch.zeros_like(p))
             self.register_buffer(f"v{i}", torch.zeros_like(p))
@@ -48,23 +49,26 @@ class Adam(nn.Module):
     def descend(self, loss_fn: Callable[[Any], tuple[Tensor, Any]]) -> tuple[Tensor, Any]:
         """One step on this net along `loss_fn(net) -> (loss, aux)`; every other net is a constant in it."""
         net: nn.Module = self.__dict__["net"]
-        params = dict(net.named_parameters())
         if torch.compiler.is_compiling():
+            params = dict(net.named_parameters())
             wrapped = lambda p: self.learning(loss_fn, lambda *x: functional_call(net, p, x))
             grads, (loss, (aux, seen)) = grad_and_value(wrapped, has_aux=True)(params)
             self.step_(list(params.values()), [grads[name] for name in params])
             self.settle_(seen)
             return loss, aux
-        net.requires_grad_(True)
+        learned: list[Tensor] = self.__dict__["learned"]
+        for p in learned:
+            p.requires_grad_(True)
         try:
             with torch.enable_grad():
                 loss, (aux, seen) = self.learning(loss_fn, net)
-            found = torch.autograd.grad(loss, list(params.values()), allow_unused=True)
+            found = torch.autograd.grad(loss, learned, allow_unused=True)
         finally:
-            net.requires_grad_(False)
-        filled = [torch.zeros_like(p) if g is None else _as(g, p) for p, g in zip(params.values(), found, strict=True)]
+            for p in learned:
+                p.requires_grad_(False)
+        filled = [torch.zeros_like(p) if g is None else _as(g, p) for p, g in zip(learned, found, strict=True)]
         with torch.no_grad():
-            self.step_(list(params.values()), filled)
+            self.step_(learned, filled)
             self.settle_(seen)
         return loss.detach(), _detach(aux)
 
@@ -91,10 +95,10 @@ class Adam(nn.Module):
     def step_(self, params: list[Tensor], grads: list[Tensor]) -> None:
         m = [getattr(self, f"m{i}") for i in range(len(params))]
         v = [getattr(self, f"v{i}") for i in range(len(params))]
-        if self.clip:
-            grads = list(torch._foreach_mul(grads, (self.clip / (_norm(grads) + 1e-6)).clamp(max=1.0)))
         self.t.add_(1)
         if torch.compiler.is_compiling():
+            if self.clip:
+                grads = list(torch._foreach_mul(grads, (self.clip / (_norm(grads) + 1e-6)).clamp(max=1.0)))
             self.traced_(params, grads, m, v)
         else:
             self.fused_(params, grads, m, v)
@@ -108,6 +112,7 @@ class Adam(nn.Module):
     def fused_(self, params: list[Tensor], grads: list[Tensor], m: list[Tensor], v: list[Tensor]) -> None:
         """By torch's own kernel, in one pass over the numbers."""
         b1, b2 = self.betas
+        too_long = ((_norm(grads) + 1e-6) / self.clip).clamp(min=1.0) if self.clip else None
         kernel = torch._fused_adamw_ if self.weight_decay else torch._fused_adam_
         kernel(
             params,
@@ -123,6 +128,7 @@ class Adam(nn.Module):
             eps=self.eps,
             amsgrad=False,
             maximize=False,
+            grad_scale=too_long,  # it divides
         )
 
     def traced_(self, params: list[Tensor], grads: list[Tensor], m: list[Tensor], v: list[Tensor]) -> None:

@@ -17,7 +17,7 @@ ILLEGAL = -1e9
 
 
 class Normal(NamedTuple):
-    """Independent Gaussians, summed over the last dimension."""
+    """Independent Gaussians, summed over the last dimension. Of no dimensions all sums are 0."""
 
     mean: Tensor
     log_std: Tensor
@@ -30,7 +30,13 @@ class Normal(NamedTuple):
     def squash(self, u: Tensor) -> Tensor:
         return u.tanh() if self.squashed else u
 
+    @property
+    def none(self) -> bool:
+        return self.mean.shape[-1] == 0
+
     def log_prob(self, u: Tensor) -> Tensor:
+        if self.none:
+            return self.mean.sum(-1)
         z = (u - self.mean) * (-self.log_std).exp()
         density = -0.5 * z.square() - self.log_std - 0.5 * LOG_2PI
         if self.squashed:  # log(1 - tanh(u)^2), stable for any u
@@ -39,10 +45,14 @@ class Normal(NamedTuple):
 
     def entropy(self) -> Tensor:
         """Of u: the squashed entropy has no closed form."""
+        if self.none:
+            return self.mean.sum(-1)
         return (self.log_std + 0.5 * LOG_2PI + 0.5).sum(-1)
 
     def kl(self, other: Normal) -> Tensor:
         """KL(self || other), of u."""
+        if self.none:
+            return self.mean.sum(-1)
         ratio = (2 * (self.log_std - other.log_std)).exp()
         move = (self.mean - other.mean).square() * (-2 * other.log_std).exp()
         return (other.log_std - self.log_std + 0.5 * (ratio + move - 1)).sum(-1)
@@ -62,6 +72,8 @@ class Branches(NamedTuple):
             return cls(torch.zeros_like(logits[..., :1]), sizes)
         if mask is not None:
             logits = torch.where(mask, logits, ILLEGAL)
+        if len(sizes) == 1:
+            return cls(logits.log_softmax(-1), sizes)
         return cls(torch.cat([x.log_softmax(-1) for x in logits.split(sizes, -1)], -1), sizes)
 
     @property
@@ -91,6 +103,8 @@ class Branches(NamedTuple):
 
     def entropies(self) -> Tensor:
         """Per branch: [*, max(D, 1)]."""
+        if not self.sizes:
+            return self.log_p  # 0
         plogp = self.p * self.log_p.clamp(min=ILLEGAL)
         return torch.stack([-x.sum(-1) for x in self._split(plogp)], -1)
 
@@ -102,6 +116,8 @@ class Branches(NamedTuple):
         return torch.stack([(x > ILLEGAL / 2).sum(-1) for x in self._split(self.log_p)], -1)
 
     def kl(self, other: Branches) -> Tensor:
+        if not self.sizes:
+            return self.log_p.squeeze(-1)  # 0
         return (self.p * (self.log_p - other.log_p)).sum(-1)
 
     def weights(self, per_branch: Tensor) -> Tensor:
@@ -113,6 +129,8 @@ def pick(x: Tensor, d: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """sum_i x[..., d_i of branch i]: [..., sum K], [*, D] -> [...]. Leading ensemble dimensions of x are free."""
     if not sizes:
         return x.squeeze(-1)
+    if len(sizes) == 1:
+        return x.gather(-1, d.expand(*x.shape[:-1], 1)).squeeze(-1)
     index = (d + offsets(sizes, d.device)).expand(*x.shape[:-1], len(sizes))
     return x.gather(-1, index).sum(-1)
 

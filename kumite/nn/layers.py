@@ -11,9 +11,19 @@ from torch import Tensor, nn
 
 from kumite.errors import UserError, nearest
 
+
+class Tanh(nn.Module):
+    """2 sigmoid(2x) - 1: torch's tanh takes three times as long as these three steps on CPUs that are not Intel's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            return x.tanh()
+        return (x + x).sigmoid().mul(2).sub(1)
+
+
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
-    "tanh": nn.Tanh,
+    "tanh": Tanh,
     "elu": nn.ELU,
     "gelu": nn.GELU,
     "silu": nn.SiLU,

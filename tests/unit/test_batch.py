@@ -210,11 +210,11 @@ def numbered(T: int, N: int, chunks: int = 0) -> Batch:
 @pytest.mark.parametrize(("size", "sizes"), [(4, [4, 4, 4]), (5, [6, 6]), (7, [12]), (100, [12]), (0, [12])])
 def test_minibatches_give_every_row_once(size: int, sizes: list[int]) -> None:
     b = numbered(4, 3)
-    parts = list(minibatches(b, size, None))
+    (parts,) = minibatches(b, size, None)
     assert [len(p.mask) for p in parts] == sizes
     names = torch.cat([p.obs["obs"][:, 0] for p in parts])
     assert names.sort().values.tolist() == b.extras["advantage"].flatten().sort().values.tolist()
-    assert names.tolist() != b.extras["advantage"].flatten().tolist(), "shuffled"
+    assert len(parts) == 1 or names.tolist() != b.extras["advantage"].flatten().tolist(), "shuffled"
     for p in parts:
         name = p.obs["obs"][:, 0]
         assert torch.equal(p.action["c"][:, 0], name)
@@ -224,7 +224,7 @@ def test_minibatches_give_every_row_once(size: int, sizes: list[int]) -> None:
 
 @pytest.mark.parametrize(("size", "columns"), [(4, [2, 2, 2]), (8, [6]), (0, [6])])
 def test_minibatches_of_sequences_keep_them_whole(size: int, columns: list[int]) -> None:
-    parts = list(minibatches(numbered(4, 3, chunks=2), size, 2))
+    (parts,) = minibatches(numbered(4, 3, chunks=2), size, 2)
     assert [p.mask.shape[1] for p in parts] == columns
     starts = torch.cat([p.obs["obs"][0, :, 0] for p in parts])
     assert starts.sort().values.tolist() == [0, 1, 2, 200, 201, 202]
@@ -237,12 +237,12 @@ def test_minibatches_of_sequences_keep_them_whole(size: int, columns: list[int])
 
 
 def test_rows_that_are_left_over_join_the_last_minibatch() -> None:
-    assert [len(p.mask) for p in minibatches(numbered(13, 1), 4, None)] == [4, 4, 5]
+    assert [len(p.mask) for p in next(minibatches(numbered(13, 1), 4, None))] == [4, 4, 5]
 
 
 def test_another_pass_has_another_order() -> None:
-    first, second = (next(iter(minibatches(numbered(6, 3), 0, None))) for _ in range(2))
-    assert not torch.equal(first.obs["obs"], second.obs["obs"])
+    first, second = minibatches(numbered(6, 3), 9, None, epochs=2)
+    assert not torch.equal(first[0].obs["obs"], second[0].obs["obs"])
 
 
 # -- reductions -------------------------------------------------------------------------------------------------------
