@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -184,7 +184,7 @@ def rollout(stream: Stream, count: int, length: int | None) -> Batch:
     )
 
 
-def minibatches(b: Batch, size: int, length: int | None, epochs: int = 1) -> Iterator[list[Batch]]:
+def minibatches(b: Batch, size: int, length: int | None, epochs: int = 1) -> Iterator[Iterable[Batch]]:
     """Shuffled passes over a rollout [T, N]: rows ([B]) without memory, sequences ([length, B]) with it.
 
     An epoch is gathered once, in shuffled order, and handed out in slices; a last incomplete minibatch is spread over
@@ -219,7 +219,7 @@ def minibatches(b: Batch, size: int, length: int | None, epochs: int = 1) -> Ite
         order = torch.randperm(columns, device=b.mask.device)
         rows = tree.map(lambda x: x.index_select(dim, order), whole)
         cores = _split(tree.map(lambda x: x.index_select(0, order), core), sizes, 0)
-        yield [_minibatch(part, c) for part, c in zip(_split(rows, sizes, dim), cores, strict=True)]
+        yield map(_minibatch, _split(rows, sizes, dim), cores)  # one by one: many objects at once are much to search
 
 
 def _minibatch(rows: dict[str, Any], core: Tree) -> Batch:

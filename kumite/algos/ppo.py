@@ -262,6 +262,6 @@ class PPO(Algorithm):
 
 
 def means(metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    names = list(metrics[0])
-    table = torch.stack([m[name] for name in names for m in metrics]).view(len(names), -1)
-    return dict(zip(names, table.mean(1).unbind(), strict=True))
+    if len(metrics) == 1:
+        return metrics[0]
+    return {name: torch.stack([m[name] for m in metrics]).mean() for name in metrics[0]}

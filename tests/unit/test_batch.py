@@ -210,7 +210,7 @@ def numbered(T: int, N: int, chunks: int = 0) -> Batch:
 @pytest.mark.parametrize(("size", "sizes"), [(4, [4, 4, 4]), (5, [6, 6]), (7, [12]), (100, [12]), (0, [12])])
 def test_minibatches_give_every_row_once(size: int, sizes: list[int]) -> None:
     b = numbered(4, 3)
-    (parts,) = minibatches(b, size, None)
+    parts = list(next(minibatches(b, size, None)))
     assert [len(p.mask) for p in parts] == sizes
     names = torch.cat([p.obs["obs"][:, 0] for p in parts])
     assert names.sort().values.tolist() == b.extras["advantage"].flatten().sort().values.tolist()
@@ -224,7 +224,7 @@ def test_minibatches_give_every_row_once(size: int, sizes: list[int]) -> None:
 
 @pytest.mark.parametrize(("size", "columns"), [(4, [2, 2, 2]), (8, [6]), (0, [6])])
 def test_minibatches_of_sequences_keep_them_whole(size: int, columns: list[int]) -> None:
-    (parts,) = minibatches(numbered(4, 3, chunks=2), size, 2)
+    parts = list(next(minibatches(numbered(4, 3, chunks=2), size, 2)))
     assert [p.mask.shape[1] for p in parts] == columns
     starts = torch.cat([p.obs["obs"][0, :, 0] for p in parts])
     assert starts.sort().values.tolist() == [0, 1, 2, 200, 201, 202]
@@ -241,7 +241,7 @@ def test_rows_that_are_left_over_join_the_last_minibatch() -> None:
 
 
 def test_another_pass_has_another_order() -> None:
-    first, second = minibatches(numbered(6, 3), 9, None, epochs=2)
+    first, second = map(list, minibatches(numbered(6, 3), 9, None, epochs=2))
     assert not torch.equal(first[0].obs["obs"], second[0].obs["obs"])
 
 
