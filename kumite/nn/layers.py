@@ -13,7 +13,7 @@ from kumite.errors import UserError, nearest
 
 
 class Tanh(nn.Module):
-    """Eagerly 2 sigmoid(2x) - 1: torch's tanh takes three times as long on CPUs that are not Intel's. A graph's does not."""
+    """Eagerly 2 sigmoid(2x) - 1: torch's own takes three times as long on CPUs that are not Intel's, save in graphs."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_cuda or torch.compiler.is_compiling():
