@@ -152,7 +152,7 @@ class SAC(OffPolicy):
 
         ahead = b if b.steps is None else b.steps
         policy = self.actor.next(ahead.of("actor"))
-        new = policy.sample()
+        new = policy.sample(choose=False)
         after = None if self.target is None else self.target.next(ahead.of("critic"), new.c)
 
         def critic_loss(critic: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -169,7 +169,7 @@ class SAC(OffPolicy):
 
             def actor_loss(actor: Any) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
                 policy = actor(for_actor)
-                new = policy.sample()
+                new = policy.sample(choose=False)
                 q = self.values.actor(self.critic(for_critic, new.c), mean=self.cfg.subset > 0)
                 loss = -b.mean(self.soft_value(q, policy, new, alpha))
                 return loss, (-new.log_c, policy.d.entropies(), policy.d.legal())

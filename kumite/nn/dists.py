@@ -86,16 +86,16 @@ class Branches(NamedTuple):
     def sample(self) -> Tensor:
         """Gumbel's trick, one draw per branch: [*, D]."""
         if not self.sizes:
-            return self._no_branch()
+            return self.no_choice()
         noise = -torch.empty_like(self.log_p).exponential_().log()
         return torch.stack([x.argmax(-1) for x in (self.log_p + noise).split(self.sizes, -1)], -1)
 
     def mode(self) -> Tensor:
         if not self.sizes:
-            return self._no_branch()
+            return self.no_choice()
         return torch.stack([x.argmax(-1) for x in self.log_p.split(self.sizes, -1)], -1)
 
-    def _no_branch(self) -> Tensor:
+    def no_choice(self) -> Tensor:
         return torch.zeros(*self.log_p.shape[:-1], 0, dtype=torch.int64, device=self.log_p.device)
 
     def log_prob(self, d: Tensor) -> Tensor:
@@ -154,9 +154,10 @@ class Policy(NamedTuple):
     c: Normal
     d: Branches
 
-    def sample(self) -> Sample:
+    def sample(self, choose: bool = True) -> Sample:
+        """`choose` False: of the branches nothing is drawn, for where all their choices are weighed."""
         u = self.c.sample()
-        return Sample(self.c.squash(u), self.d.sample(), u, self.c.log_prob(u))
+        return Sample(self.c.squash(u), self.d.sample() if choose else self.d.no_choice(), u, self.c.log_prob(u))
 
     def mode(self) -> dict[str, Tensor]:
         return {"c": self.c.squash(self.c.mean), "d": self.d.mode()}

@@ -144,7 +144,10 @@ class Sensors(nn.Module):
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         parts = [net(obs[k]) for k, net in zip(self.keys, self.nets, strict=True)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        # How a product rounds depends on where its rows begin in memory: numbers as they came are copied to where a
+        # tensor begins, so that a resumed run, which gets them from elsewhere, computes the same.
+        alone = len(parts) == 1 and not isinstance(self.nets[0], Flat)
+        return parts[0] if alone else torch.cat(parts, -1)
 
 
 class Hidden(nn.Module):
