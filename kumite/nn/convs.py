@@ -42,6 +42,10 @@ class Convs(nn.Sequential):
         super().__init__(*layers, nn.Flatten())
         self.stack = (tuple(shape), tuple(sizes))
 
+    def __getitem__(self, at: Any) -> Any:
+        """A layer, or some of them as a stack of torch's own."""
+        return nn.Sequential(*list(self)[at]) if isinstance(at, slice) else super().__getitem__(at)
+
     def quick(self, x: Tensor) -> bool:
         w = next(self.parameters())
         here = x.device.type == w.device.type == "cpu" and x.dtype == torch.uint8 and w.dtype == torch.float32

@@ -11,7 +11,6 @@ import torch
 import kumite.agent
 from kumite.agent import Agent
 from kumite.algos.graph import Replayed
-from kumite.nn.adam import Adam
 from kumite.nn.encoders import Half
 from tests.contract.test_algorithms import check_resuming, learn, make
 from tests.waiting import no_waiting
@@ -57,10 +56,8 @@ def test_a_replayed_graph_is_the_method(name: str) -> None:
         learn(agent, 24)
     graph = agents[1].algo.graph
     assert graph is not None and graph.works and isinstance(graph.call, Replayed) and graph.call.records
-    # however small a gradient is, Adam's first steps are as long as the rate: roundings that turn its sign show
-    steps = 4 * max(m.start_lr for m in agents[0].algo.modules() if isinstance(m, Adam))
     for eager, compiled in zip(*(agent.algo.parameters() for agent in agents), strict=True):
-        torch.testing.assert_close(compiled, eager, rtol=1e-2, atol=steps)
+        torch.testing.assert_close(compiled, eager, rtol=1e-2, atol=2e-3)
 
 
 @pytest.mark.gpu

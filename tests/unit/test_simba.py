@@ -197,7 +197,7 @@ def test_an_ensemble_is_separate_nets(net: Net) -> None:
 def test_images_go_through_convolutions_first(net: Net) -> None:
     space = {"eye": Spec((3, 36, 36), torch.uint8, image=True), "arm": Spec((2,))}
     sensors = make_sensors(space, net)
-    assert [type(m) for m in list(sensors.nets[0].body)[:2]] == [nn.Conv2d, nn.ReLU]
+    assert [type(m) for m in sensors.nets[0].body[:2]] == [nn.Conv2d, nn.ReLU]
     assert make_hidden(sensors.size, net).size == 6
 
 
